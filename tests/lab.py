@@ -81,8 +81,10 @@ class Documented(Client):
         answer: Any = super().request(**request)
         match = getattr(answer, "resolver_match", None)
         route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", match.route) if match else ""
-        known = documented().get((request["REQUEST_METHOD"], route))
-        assert known is None or answer.status_code in known, f"{route} answered {answer.status_code}, of {known}"
+        statuses = documented().get((request["REQUEST_METHOD"], route))
+        assert statuses is None or answer.status_code in statuses, (
+            f"{route} answered {answer.status_code}, of {statuses}"
+        )
         return answer
 
 

@@ -271,10 +271,10 @@ class Planted:
             verdict = incident.verdicts[0]
             assert verdict.cause == self.cause, "it was another at first, by which it was decided"
             assert seconds(ended.ended_at, verdict.made_at) <= WHOLE_S + self.lingers_s, ended
-            assert verdict.seconds + seconds(verdict.made_at, ended.decided_at) <= OWN_S, ended
+            assert verdict.seconds + seconds(verdict.made_at, ended.decided_at) <= VIGIL_S, ended
 
 
-OWN_S = 30.0
+VIGIL_S = 30.0
 """Limit for Vigil's own share: reading what a run left, and then deciding. Takes four seconds beside six busy
 processes and ten beside all other tests on a machine of half the speed; the rest is room for slower machines."""
 WHOLE_S = 60.0
@@ -331,18 +331,18 @@ def set_patience(run_directory: Path) -> None:
 
 def rank_of(run_directory: Path, rank: int) -> psutil.Process:
     """Return the rank's process on any simulated node; not its child processes, which have the same variables."""
-    mine = {"RANK": str(rank), "VIGIL_RUN_DIR": str(run_directory)}
+    variables = {"RANK": str(rank), "VIGIL_RUN_DIR": str(run_directory)}
     found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             environment = process.environ()
-            if all(environment.get(key) == value for key, value in mine.items()):
+            if all(environment.get(key) == value for key, value in variables.items()):
                 found[process.pid] = process, process.ppid()
     (first, *_) = [process for process, parent in found.values() if parent not in found]
     return first
 
 
-def tell_xid(kernel_log: Path) -> None:
+def write_xid(kernel_log: Path) -> None:
     """Write the kernel's record that the stand-in's first GPU has fallen off the bus."""
     now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
     address = bus(0).removeprefix("0000").lower().rpartition(".")[0]

@@ -78,7 +78,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-class TestACopyWithOneOfEach:
+class TestCopyWithEachAddition:
     def test_has_them_all_and_they_work(self, copy: Path) -> None:
         checks = {addition.thing: addition.check for addition in ALL}
         done = subprocess.run(

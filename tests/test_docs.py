@@ -75,7 +75,7 @@ def test_files_and_folders_that_it_names_are_there(document: str) -> None:
     assert {name for name in named if name.split("/")[0] in rooms and not _is_there(name)} == set()
 
 
-def test_rooms_that_contributors_are_told_of_are_there() -> None:
+def test_files_that_contributors_are_pointed_to_exist() -> None:
     """Told in short, inside the table of the package that they are in: `views/`, `trainer.py`."""
     named = {name for name in _quoted("CONTRIBUTING.md") if re.fullmatch(r"[\w./-]+(/|\.py)", name)}
     assert {name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in _tracked())} == set()
@@ -112,7 +112,7 @@ def test_lines_have_at_most_120_characters(document: str) -> None:
 
 
 def test_commands_of_tutorials_exist() -> None:
-    """Every `vigil COMMAND` of a tutorial exists, and so does every example file that it names."""
+    """Look up each `vigil COMMAND` of a tutorial, and each example file that it names."""
     for tutorial in sorted(REPOSITORY.glob("docs/tutorials/*.md")):
         text = tutorial.read_text(encoding="utf-8")
         commands = set(re.findall(r"(?m)^(?:\.venv/bin/)?vigil ([a-z-]+)", text))

@@ -61,10 +61,10 @@ class Watched:
 def drag(figure: Locator, start: float, end: float) -> None:
     """Drag over a share of a chart, as soon as it has a position: it has none while it is redrawn for new data."""
 
-    def look() -> FloatRect | None:
+    def plot_box() -> FloatRect | None:
         return figure.locator(".u-over").bounding_box()
 
-    over, mouse = until(look), figure.page.mouse
+    over, mouse = until(plot_box), figure.page.mouse
     assert over
     mouse.move(over["x"] + over["width"] * start, over["y"] + 40)
     mouse.down()
@@ -153,7 +153,9 @@ def browse(
     """Open signed-in pages of a portal, at a given size and theme; fail the test if one recorded an error."""
     opened = request.node.stash[OPENED] = []
 
-    def look(stack: Stack, *, width: int = 1280, height: int = 900, theme: str = "light", **options: Any) -> Watched:
+    def open_page(
+        stack: Stack, *, width: int = 1280, height: int = 900, theme: str = "light", **options: Any
+    ) -> Watched:
         if stack.url not in signed_in_states:
             signed_in_states[stack.url] = sign_in(chromium, stack)
         context = chromium.new_context(
@@ -166,7 +168,7 @@ def browse(
         opened.append((context, watched))
         return watched
 
-    yield look
+    yield open_page
     complaints = [complaint for _, watched in opened for complaint in watched.complaints]
     for context, _ in opened:
         context.close()

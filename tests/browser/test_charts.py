@@ -43,7 +43,7 @@ def opened(watched: Watched, path: str) -> Locator:
     return figure
 
 
-def looks_like(figure: Locator, picture: str) -> None:
+def expect_picture(figure: Locator, picture: str) -> None:
     """Wait until the drawing equals the given one."""
     becomes = "(picture) => document.querySelector('[data-chart=loss] canvas').toDataURL() === picture"
     figure.page.wait_for_function(becomes, arg=picture)
@@ -89,7 +89,7 @@ def test_what_was_chosen_is_in_the_address_and_going_back_undoes_it(
     expect(back).to_be_hidden()
     expect(others).to_be_hidden()
     assert page.url == watched.url + path
-    looks_like(figure, whole)
+    expect_picture(figure, whole)
     page.go_forward()
     expect(back).to_be_visible()
     back.click()
@@ -97,7 +97,7 @@ def test_what_was_chosen_is_in_the_address_and_going_back_undoes_it(
     assert page.url == watched.url + path
 
 
-def test_keys_zoom_in_one_choice(lab_up: Stack, browse: Browse, jobs: dict[str, int]) -> None:
+def test_zooming_by_keys_is_one_step_of_the_history(lab_up: Stack, browse: Browse, jobs: dict[str, int]) -> None:
     watched = browse(lab_up)
     page = watched.page
     figure = opened(watched, f"/jobs/{jobs['gpt-760m-baseline']}?since=yesterday#charts")
@@ -242,7 +242,7 @@ def table(figure: Locator) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["gpt-760m-baseline", "gpt-1b3-two-nodes"])
-def test_where_nothing_was_done_again_nothing_is_asked_for(
+def test_without_repeated_steps_none_are_requested(
     lab_up: Stack, browse: Browse, jobs: dict[str, int], name: str
 ) -> None:
     """Compare one attempt with two, of which the second continued where the first had saved and stopped."""
@@ -266,12 +266,12 @@ def test_boundaries_come_without_a_reload(lab_up: Stack, browse: Browse, jobs: d
     pictures = [figure.locator("canvas").evaluate(PICTURE)]
     marks: dict[str, Any] = {}
 
-    def told(route: Route) -> None:
+    def change_marks(route: Route) -> None:
         answer = route.fetch()
         text = re.sub(r'(id="marked"[^>]*>)[^<]*', lambda match: match[1] + json.dumps(marks), answer.text())
         route.fulfill(response=answer, body=text)
 
-    page.route("**/life?tab=overview", told)
+    page.route("**/life?tab=overview", change_marks)
     for breaks in ([first], [first, second]):
         marks |= {"breaks": breaks, "restarts": [1000]}
         page.evaluate("htmx.trigger('#life', 'vigil:life')")
@@ -280,7 +280,7 @@ def test_boundaries_come_without_a_reload(lab_up: Stack, browse: Browse, jobs: d
     assert len({*pictures}) == 3
 
 
-def test_live_points_reach_a_zoomed_chart_and_steps_done_again_are_asked_for(
+def test_live_points_reach_a_zoomed_chart_and_repeated_steps_are_requested(
     lab_up: Stack, browse: Browse, jobs: dict[str, int]
 ) -> None:
     job = jobs["digits-mixup"]

@@ -39,7 +39,7 @@ class Posting:
     def __init__(self, stack: Stack, token: str, uuids: list[str]) -> None:
         self.stack, self.token, self.uuids, self.next = stack, token, uuids, 0
 
-    def tell(self, percent: int, celsius: int = 55) -> None:
+    def report(self, percent: int, celsius: int = 55) -> None:
         columns = {"gpu_percent": percent, "temperature_c": celsius, "watts": 333, "memory_mib": 7}
         rows = {name: [[value] * 10 for _ in self.uuids] for name, value in columns.items()}
         batch = {"at": int(time.time()) - 10, "period": 1, "n": 10, "gpus": self.uuids, "columns": rows, "host": {}}
@@ -79,11 +79,11 @@ def shown(page: Page, index: int) -> str:
     return str(text).strip('"')
 
 
-def test_a_radio_switches_what_cells_say_without_a_request(cluster_up: Posting, browse: Browse) -> None:
+def test_a_radio_switches_what_cells_show_without_a_request(cluster_up: Posting, browse: Browse) -> None:
     watched = browse(cluster_up.stack)
     watched.open("/cluster?rack=R01")
     page = watched.page
-    cluster_up.tell(47, 58)
+    cluster_up.report(47, 58)
     expect(cell(page, 0)).to_have_attribute("data-use", "47")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -104,18 +104,18 @@ def test_a_radio_switches_what_cells_say_without_a_request(cluster_up: Posting, 
     assert shown(page, 0) == "58"
 
 
-def test_cells_change_as_agents_tell(cluster_up: Posting, browse: Browse) -> None:
+def test_cells_change_as_agents_report(cluster_up: Posting, browse: Browse) -> None:
     watched = browse(cluster_up.stack)
     watched.open("/cluster?rack=R01&by=use")
     page = watched.page
     expect(page.locator("#lamp")).to_have_text("Live")
-    cluster_up.tell(12)
+    cluster_up.report(12)
     expect(cell(page, 3)).to_have_attribute("data-use", "12")
     expect(cell(page, 3)).to_have_attribute("data-u", "1")
-    cluster_up.tell(99, 90)
+    cluster_up.report(99, 90)
     expect(cell(page, 3)).to_have_attribute("data-s", "hot")
     assert cell(page, 3).get_attribute("data-mark") == "▲"
-    cluster_up.tell(99, 50)
+    cluster_up.report(99, 50)
     expect(cell(page, 3)).to_have_attribute("data-temp", "50")
     assert page.evaluate("window.shifted") < 0.01
 
@@ -151,7 +151,7 @@ def test_gpus_are_walked_by_keys_and_a_card_gives_the_focus_back(cluster_up: Pos
     assert box["x"] + box["width"] <= window["width"]
 
 
-def test_the_focus_stays_when_the_map_is_shown_anew(cluster_up: Posting, browse: Browse) -> None:
+def test_the_focus_stays_when_the_map_is_redrawn(cluster_up: Posting, browse: Browse) -> None:
     watched = browse(cluster_up.stack)
     watched.open("/cluster?rack=R01")
     page = watched.page
@@ -174,7 +174,7 @@ def test_the_map_is_there_without_a_script(cluster_up: Posting, browse: Browse) 
     page.wait_for_url(re.compile(r"/nodes/dgx-001#gpu-\d+$"))
 
 
-def test_many_nodes_are_one_canvas_with_keys(cluster_up: Posting, browse: Browse) -> None:
+def test_many_nodes_are_a_single_canvas_with_keys(cluster_up: Posting, browse: Browse) -> None:
     watched = browse(cluster_up.stack)
     watched.open("/cluster?by=use")
     page = watched.page
@@ -189,10 +189,10 @@ def test_many_nodes_are_one_canvas_with_keys(cluster_up: Posting, browse: Browse
     page.keyboard.press("ArrowDown")
     expect(readout).to_contain_text("dgx-002")
     page.keyboard.press("ArrowUp")
-    cluster_up.tell(37)
+    cluster_up.report(37)
     expect(readout).to_contain_text("37\N{NO-BREAK SPACE}%")
     before = canvas.screenshot()
-    cluster_up.tell(98)
+    cluster_up.report(98)
     expect(readout).to_contain_text("98\N{NO-BREAK SPACE}%")
     assert canvas.screenshot() != before, "its cells were painted again"
     page.get_by_text("Temperature", exact=True).first.click()

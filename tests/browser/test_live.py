@@ -22,25 +22,26 @@ window.WebSocket = class {
   constructor(url) { this.url = url; this.readyState = 1; window.sockets.push(this); }
   close(code = 1000) { this.readyState = 3; this.onclose?.({ code }); }
 };
-window.heard = [];
-window.say = (text) => window.sockets.at(-1).onmessage({ data: text });
-window.sayFrame = (base64) => {
+window.received = [];
+window.send = (text) => window.sockets.at(-1).onmessage({ data: text });
+window.sendFrame = (base64) => {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   window.sockets.at(-1).onmessage({ data: bytes.buffer });
 };
 const { follow, followJobs, decode } = await import("/live.js");
 window.start = (answers, options) => {
   window.following = follow(7, {
-    points: (series, header) => heard.push(["points", header.version, series.map((s) => [s.name, s.kind, [...s.step],
+    points: (series, header) => received.push(["points", header.version, series.map((s) => [s.name, s.kind, [...s.step],
       ...["value", "min", "median", "max", "worst"].filter((c) => s[c]).map((c) => [...s[c]])])]),
-    state: (header) => heard.push(["state", header.version ?? null, header.state]),
-    event: (event) => heard.push(["event", event.kind]),
-    stale: (isStale) => heard.push(["stale", isStale]),
-    reread: async () => { heard.push(["reread"]); return answers?.shift(); },
+    state: (header) => received.push(["state", header.version ?? null, header.state]),
+    event: (event) => received.push(["event", event.kind]),
+    stale: (isStale) => received.push(["stale", isStale]),
+    reread: async () => { received.push(["reread"]); return answers?.shift(); },
   }, options);
 };
 window.startJobs = () => {
-  followJobs({ jobs: (lines) => heard.push(["jobs", lines.map((l) => l.job)]), reread: () => heard.push(["reread"]) });
+  const jobs = (lines) => received.push(["jobs", lines.map((l) => l.job)]);
+  followJobs({ jobs, reread: () => received.push(["reread"]) });
 };
 window.ready = true;
 """
@@ -53,8 +54,8 @@ class Scene:
     def start(self, *answers: int, **options: Any) -> None:
         self.page.evaluate("([answers, options]) => start(answers, options)", [list(answers), options])
 
-    def say(self, **word: Any) -> None:
-        self.page.evaluate("(word) => say(JSON.stringify(word))", word)
+    def send(self, **word: Any) -> None:
+        self.page.evaluate("(word) => send(JSON.stringify(word))", word)
         self.wait(0)
 
     def frame(self, version: int, *series: tuple[str, list[float], list[float]], **about: Any) -> None:
@@ -64,15 +65,15 @@ class Scene:
         self.raw(live.pack(header, *flat))
 
     def raw(self, frame: bytes) -> None:
-        self.page.evaluate("(data) => sayFrame(data)", base64.b64encode(frame).decode())
+        self.page.evaluate("(data) => sendFrame(data)", base64.b64encode(frame).decode())
 
     def wait(self, milliseconds: int) -> None:
         self.page.clock.run_for(milliseconds)
 
-    def heard(self) -> list[Any]:
+    def received(self) -> list[Any]:
         """Return what the page has received since the last call."""
-        heard: list[Any] = self.page.evaluate("() => heard.splice(0)")
-        return heard
+        received: list[Any] = self.page.evaluate("() => received.splice(0)")
+        return received
 
     @property
     def sockets(self) -> list[str]:
@@ -100,19 +101,19 @@ def scene(chromium: Browser) -> Iterator[Scene]:
 
 def joined(scene: Scene, *answers: int, version: int = 5) -> None:
     scene.start(*answers)
-    scene.say(kind="hello", number=1, version=version, state="running")
+    scene.send(kind="hello", number=1, version=version, state="running")
     scene.wait(1_100)
-    scene.heard()
+    scene.received()
 
 
 def test_it_reads_history_once_joined_and_drops_what_that_had(scene: Scene) -> None:
     scene.start(6)
     assert scene.sockets == ["ws://vigil.test/ws/jobs/7"]
-    scene.say(kind="hello", number=1, version=5, state="running")
-    assert scene.heard() == [["state", 5, "running"], ["reread"]]
+    scene.send(kind="hello", number=1, version=5, state="running")
+    assert scene.received() == [["state", 5, "running"], ["reread"]]
     scene.frame(6, ("loss", [1], [1.0]))
     scene.frame(7, ("loss", [2, 3], [2.5, 2.25]))
-    assert scene.heard() == [
+    assert scene.received() == [
         ["points", 7, [["loss", "value", [2, 3], [2.5, 2.25]]]],
         ["state", 7, "running"],
     ]
@@ -128,7 +129,7 @@ def test_a_band_and_events_and_odd_lengths_are_decoded(scene: Scene) -> None:
     }  # fmt: skip
     columns = [np.array([9.0])] + [np.array([x], "<f4") for x in (1, 2, 3, 7)]
     scene.raw(live.pack(header, *columns, np.arange(3.0), np.array([1, np.inf, -1], "<f4")))
-    received = scene.heard()
+    received = scene.received()
     assert received[0][2][0] == ["loss", "band", [9], [1], [2], [3], [7]]
     assert received[0][2][1][:3] == ["ü", "value", [0, 1, 2]]
     assert received[1] == ["event", "checkpoint.committed"]
@@ -140,54 +141,54 @@ def test_a_gap_makes_it_read_again_unless_it_closes_by_itself(scene: Scene) -> N
     scene.frame(8)  # another web process was quicker
     scene.frame(7)
     scene.wait(2_000)
-    assert ["reread"] not in scene.heard()
+    assert ["reread"] not in scene.received()
     scene.frame(10)
     scene.wait(2_000)
-    received = scene.heard()
+    received = scene.received()
     assert received.count(["reread"]) == 1
     scene.frame(9)
-    assert scene.heard() == [], "what was read again has it"
+    assert scene.received() == [], "what was read again has it"
 
 
 def test_a_heartbeat_ahead_of_what_came_makes_it_read_again(scene: Scene) -> None:
     joined(scene)
     scene.frame(6)
-    scene.say(kind="heartbeat", number=1, version=6, state="running")
+    scene.send(kind="heartbeat", number=1, version=6, state="running")
     scene.wait(2_000)
-    assert ["reread"] not in scene.heard()
-    scene.say(kind="heartbeat", number=1, version=9, state="completed")
+    assert ["reread"] not in scene.received()
+    scene.send(kind="heartbeat", number=1, version=9, state="completed")
     scene.wait(2_000)
-    assert scene.heard() == [["state", 9, "completed"], ["reread"]]
+    assert scene.received() == [["state", 9, "completed"], ["reread"]]
 
 
-def test_a_new_attempt_begins_anew_and_the_old_ones_words_are_dropped(scene: Scene) -> None:
+def test_a_new_attempt_starts_over_and_messages_of_the_old_one_are_dropped(scene: Scene) -> None:
     joined(scene)
     scene.frame(1, number=2)
     scene.wait(2_000)
-    assert ["reread"] in scene.heard()
+    assert ["reread"] in scene.received()
     scene.frame(99, number=1)
     scene.wait(2_000)
-    assert scene.heard() == []
+    assert scene.received() == []
 
 
 def test_words_that_were_missed_or_left_out_are_read(scene: Scene) -> None:
     joined(scene)
-    scene.say(kind="missed")
+    scene.send(kind="missed")
     scene.wait(1_500)
-    assert scene.heard() == [["reread"]]
+    assert scene.received() == [["reread"]]
     scene.frame(6, partial=True)
     scene.wait(1_500)
-    assert ["reread"] in scene.heard()
+    assert ["reread"] in scene.received()
 
 
 def test_bands_and_single_ranks_do_not_count_as_versions(scene: Scene) -> None:
     joined(scene)
     scene.frame(6)
-    scene.heard()
+    scene.received()
     scene.frame(6, ("loss", [1], [1.0]), extra=True)
-    assert scene.heard() == [["points", 6, [["loss", "value", [1], [1]]]]]
+    assert scene.received() == [["points", 6, [["loss", "value", [1], [1]]]]]
     scene.wait(2_000)
-    assert scene.heard() == []
+    assert scene.received() == []
 
 
 def test_it_comes_back_after_a_while_and_reads_again(scene: Scene) -> None:
@@ -195,18 +196,18 @@ def test_it_comes_back_after_a_while_and_reads_again(scene: Scene) -> None:
     scene.page.evaluate("() => sockets.at(-1).close(1006)")
     scene.wait(500)
     assert len(scene.sockets) == 2
-    scene.say(kind="hello", number=1, version=9, state="running")
-    assert ["reread"] in scene.heard()
+    scene.send(kind="hello", number=1, version=9, state="running")
+    assert ["reread"] in scene.received()
     scene.page.evaluate("() => sockets.at(-1).close(1006)")
     scene.wait(16_000)
     assert len(scene.sockets) >= 3
 
 
 @pytest.mark.parametrize("code", [4401, 4403, 4404])
-def test_it_does_not_ask_again_where_that_changes_nothing(scene: Scene, code: int) -> None:
+def test_it_does_not_reconnect_where_that_changes_nothing(scene: Scene, code: int) -> None:
     joined(scene)
     scene.page.evaluate(f"() => sockets.at(-1).close({code})")
-    assert scene.heard() == [["stale", True]]
+    assert scene.received() == [["stale", True]]
     scene.wait(60_000)
     assert len(scene.sockets) == 1
 
@@ -214,26 +215,26 @@ def test_it_does_not_ask_again_where_that_changes_nothing(scene: Scene, code: in
 def test_after_fifteen_silent_seconds_it_is_stale_until_the_next_word(scene: Scene) -> None:
     joined(scene)
     scene.wait(16_000)
-    assert scene.heard() == [["stale", True]]
-    scene.say(kind="heartbeat", number=1, version=5, state="running")
-    assert scene.heard() == [["stale", False]]
+    assert scene.received() == [["stale", True]]
+    scene.send(kind="heartbeat", number=1, version=5, state="running")
+    assert scene.received() == [["stale", False]]
 
 
 def test_closing_is_for_good(scene: Scene) -> None:
     joined(scene)
     scene.page.evaluate("() => following.close()")
     scene.wait(60_000)
-    assert scene.heard() == []
+    assert scene.received() == []
     assert len(scene.sockets) == 1
 
 
-def test_one_rank_besides(scene: Scene) -> None:
+def test_a_chosen_rank_is_in_the_address(scene: Scene) -> None:
     scene.start(rank=3)
     assert scene.sockets == ["ws://vigil.test/ws/jobs/7?rank=3"]
 
 
 def test_lists(scene: Scene) -> None:
     scene.page.evaluate("() => startJobs()")
-    scene.say(kind="hello")
-    scene.say(kind="jobs", jobs=[{"job": 1}, {"job": 2}])
-    assert scene.heard() == [["reread"], ["jobs", [1, 2]]]
+    scene.send(kind="hello")
+    scene.send(kind="jobs", jobs=[{"job": 1}, {"job": 2}])
+    assert scene.received() == [["reread"], ["jobs", [1, 2]]]

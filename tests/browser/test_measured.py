@@ -26,7 +26,7 @@ def jobs(lab_up: Stack) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
-def test_says_what_bounds_a_job(
+def test_shows_what_bounds_a_job(
     lab_up: Stack, jobs: dict[str, int], browse: Callable[..., Watched], width: int, theme: str
 ) -> None:
     watched = browse(lab_up, width=width, theme=theme)

@@ -121,7 +121,7 @@ def test_pages_are_there_without_script(lab_up: Stack, jobs: dict[str, int], bro
     assert "No job matches" in watched.page.locator(".empty").inner_text()
 
 
-def test_the_theme_is_kept_and_does_not_flash(lab_up: Stack, browse: Browse) -> None:
+def test_the_theme_is_remembered_and_does_not_flash(lab_up: Stack, browse: Browse) -> None:
     watched = browse(lab_up, theme="light")
     watched.open("/")
     watched.page.get_by_role("button", name="Theme").click()

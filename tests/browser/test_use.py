@@ -171,15 +171,15 @@ def test_the_skip_link_comes_first_and_dialogs_give_the_focus_back(
 def test_an_open_dialog_survives_an_answer_that_was_on_its_way(lab_up: Stack, browse: Browse, long_job: int) -> None:
     watched = browse(lab_up)
     page = watched.page
-    held: list[Route] = []
-    page.route(re.compile(r"/jobs/\d+/life"), lambda route: held.append(route))
+    routes: list[Route] = []
+    page.route(re.compile(r"/jobs/\d+/life"), lambda route: routes.append(route))
     watched.open(f"/jobs/{long_job}")
     page.evaluate("htmx.trigger('#life', 'vigil:life')")
-    while not held:
+    while not routes:
         page.wait_for_timeout(20)
     page.get_by_role("button", name="Edit…").click()
     page.evaluate("document.addEventListener('htmx:afterSettle', () => { window.settled = true; })")
-    held[0].continue_()
+    routes[0].continue_()
     page.wait_for_function("() => window.settled")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.unroute_all(behavior="ignoreErrors")
@@ -188,15 +188,15 @@ def test_an_open_dialog_survives_an_answer_that_was_on_its_way(lab_up: Stack, br
 def test_an_open_menu_survives_an_answer_that_was_on_its_way(lab_up: Stack, browse: Browse, long_job: int) -> None:
     watched = browse(lab_up)
     page = watched.page
-    held: list[Route] = []
-    page.route(re.compile(r"/jobs/\d+/life"), lambda route: held.append(route))
+    routes: list[Route] = []
+    page.route(re.compile(r"/jobs/\d+/life"), lambda route: routes.append(route))
     watched.open(f"/jobs/{long_job}")
     page.evaluate("htmx.trigger('#life', 'vigil:life')")
-    while not held:
+    while not routes:
         page.wait_for_timeout(20)
     page.locator("#life details.menu summary").click()
     page.evaluate("document.addEventListener('htmx:afterRequest', () => { window.answered = true; })")
-    held[0].continue_()
+    routes[0].continue_()
     page.wait_for_function("() => window.answered")
     page.get_by_role("button", name="Delete…").click()
     expect(page.get_by_role("dialog")).to_be_visible()
@@ -244,19 +244,19 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     watched = browse(lab_up)
     watched.open("/submit")
     page = watched.page
-    text, say = page.locator("#toml"), page.locator("#say")
+    text, summary = page.locator("#toml"), page.locator("#say")
     page.get_by_label("Global batch").fill("63")
-    expect(say).to_contain_text("One thing to fix: Global batch.")
+    expect(summary).to_contain_text("One thing to fix: Global batch.")
     page.wait_for_function("() => document.getElementById('toml').value.includes('global_batch = 63')")
     expect(page.locator("#editor [data-invalid]")).to_contain_text("does not divide over 2 ranks")
     box = page.get_by_label("Global batch")
     expect(box).to_have_attribute("aria-invalid", "true")
     expect(box).to_be_focused()
     page.get_by_label("Steps", exact=True).focus()
-    say.get_by_role("link", name="Global batch").click()
+    summary.get_by_role("link", name="Global batch").click()
     expect(box).to_be_focused()
     page.locator("#f-run-global_batch-e").get_by_role("button", name="64").click()
-    expect(say).to_contain_text("Ready to submit.")
+    expect(summary).to_contain_text("Ready to submit.")
     expect(box).to_have_value("64")
     text.fill(text.input_value().replace("steps = 200", "steps = 300  # longer"))
     expect(page.get_by_label("Steps", exact=True)).to_have_value("300")
@@ -264,7 +264,7 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     page.wait_for_function("() => document.getElementById('toml').value.includes('seed = 7')")
     assert "# longer" in text.input_value(), "comments stay"
     text.fill(text.input_value().replace("[run]", "[run"))
-    expect(say).to_contain_text("a table's name is written in brackets")
+    expect(summary).to_contain_text("a table's name is written in brackets")
     expect(page.locator("#editor [data-invalid]")).to_have_count(1)
     page.locator("#file").set_input_files(REPOSITORY / "examples" / "vision.toml")
     expect(page.get_by_label("Recipe")).to_have_value("vision")
@@ -279,23 +279,23 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     page.get_by_label("Kind").select_option("federated")
     page.get_by_label("Recipe").select_option("client")
     expect(page.get_by_label("Client", exact=True)).to_have_value("client.py")
-    expect(say).to_contain_text("Choose the code to upload: Code.")
+    expect(summary).to_contain_text("Choose the code to upload: Code.")
     page.get_by_label("Code", exact=True).set_input_files(REPOSITORY / "examples" / "client" / "client.py")
-    expect(say).to_contain_text("Ready to submit.")
+    expect(summary).to_contain_text("Ready to submit.")
 
 
 def test_what_is_typed_while_an_answer_is_on_its_way_stays(lab_up: Stack, browse: Browse) -> None:
     watched = browse(lab_up)
     watched.open("/submit")
     page = watched.page
-    held: list[tuple[Route, APIResponse]] = []
-    page.route("**/submit/sync", lambda route: held.append((route, route.fetch())), times=1)
+    routes: list[tuple[Route, APIResponse]] = []
+    page.route("**/submit/sync", lambda route: routes.append((route, route.fetch())), times=1)
     page.get_by_label("Parallelism", exact=True).select_option("fsdp")  # has other fields: all are drawn anew
-    while not held:
+    while not routes:
         page.wait_for_timeout(20)
     source = page.get_by_label("Source", exact=True)
     source.fill("/data/notes")
-    route, answer = held[0]
+    route, answer = routes[0]
     route.fulfill(response=answer)
     page.wait_for_function("() => document.getElementById('toml').value.includes('/data/notes')")
     expect(source).to_have_value("/data/notes")

@@ -25,5 +25,5 @@ def node(used: int, *, state: str = "mixed", gpus: int = 8) -> Node:
         ([node(0, state="drained"), node(3)], "5 of 16\xa0GPUs, on one node."),
     ],
 )
-def test_says_what_is_whole_and_what_is_in_pieces(nodes: list[Node], text: str) -> None:
+def test_shows_what_is_whole_and_what_is_in_pieces(nodes: list[Node], text: str) -> None:
     assert free_now(nodes) == text

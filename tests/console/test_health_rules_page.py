@@ -69,7 +69,7 @@ def test_a_missing_reason_keeps_the_dry_run(ops: User) -> None:
     assert post(ops, do="save", text=RULE, proof=proof_in(page), reason="why").status_code == 302
 
 
-def test_an_error_stands_beside_the_text_which_stays(ops: User) -> None:
+def test_an_error_stands_next_to_the_text_which_stays(ops: User) -> None:
     answer = post(ops, do="try", text=RULE.replace("where = { code = 31 }", "where = { kode = 31 }"))
     page = text_of(answer)
     assert answer.status_code == 422

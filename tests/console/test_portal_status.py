@@ -40,7 +40,7 @@ def test_processes_polls_leases_and_agents_are_listed() -> None:
     assert "3 agents, 2 silent." in html
 
 
-def test_a_failing_poll_says_since_when_and_why() -> None:
+def test_a_failing_poll_shows_since_when_and_why() -> None:
     Reading.objects.create(part="queue", failing_since=timezone.now(), error="<b>slurmrestd</b> refuses")
     html = page(User.objects.create_superuser("root"))
     assert "Polls of queue have failed since" in html

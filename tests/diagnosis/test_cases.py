@@ -38,7 +38,7 @@ def test_most_verdicts_are_right(score: Score) -> None:
 
 
 @pytest.mark.lengthy
-def test_what_is_said_surely_is_right(score: Score) -> None:
+def test_confident_verdicts_are_right(score: Score) -> None:
     right, wrong_owner, sure = score.sure()
     assert right / sure >= 0.97
     assert wrong_owner <= 1
@@ -46,7 +46,7 @@ def test_what_is_said_surely_is_right(score: Score) -> None:
 
 
 @pytest.mark.lengthy
-def test_every_line_of_evidence_is_where_it_is_said_to_be(score: Score) -> None:
+def test_every_line_of_evidence_is_at_its_line_number(score: Score) -> None:
     for item in score.judged[:60]:
         assert item.case.folder is not None
         for piece in item.verdict.evidence:

@@ -35,15 +35,15 @@ FRAME_OF = {
 
 
 def _finds(entry: Entry, line: str) -> bool:
-    known = Catalogue([entry])
+    catalogue = Catalogue([entry])
     if not entry.is_for_tracebacks:
-        return entry in known.entries_matching(line[parse_prefix(line).length :].encode())
+        return entry in catalogue.entries_matching(line[parse_prefix(line).length :].encode())
     kind, _, message = line[parse_prefix(line).length :].partition(": ")
     frames = [FRAME_OF[entry.during[0]]] if entry.during else []
     if entry.frame:
         frames = []
     link = Traceback(1, 1, kind, message, frames)
-    return matches_traceback(replace(entry, frame=""), link, entry.during, known)
+    return matches_traceback(replace(entry, frame=""), link, entry.during, catalogue)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -60,7 +60,7 @@ def test_every_file_is_toml_with_entries() -> None:
     assert len(shipped_catalogue().entries) == len(ENTRIES)
 
 
-def test_lines_that_differ_in_digits_only_are_told_apart_where_digits_matter() -> None:
+def test_lines_that_differ_only_in_digits_are_distinguished_where_digits_matter() -> None:
     flood = b"NVRM: Xid (PCI:0000:ab:00): 13, pid=7, name=python, Graphics Exception\n" * 5_000
     scanned = scan(
         prefilter_of(shipped_catalogue()),

@@ -68,7 +68,7 @@ def test_a_peer_that_vanished_and_nothing_else_is_unknown() -> None:
     assert (found.cause, found.owner) == ("unknown", "both")
 
 
-def test_a_kill_that_nobody_explains_is_unknown_with_memory_beside_it() -> None:
+def test_an_unexplained_kill_is_unknown_with_memory_as_an_alternative() -> None:
     found = verdict("\n".join([steps(0, 3), "srun: error: dgx-03: task 2: Killed", rank_log(0, GONE)]))
     assert found.cause == "unknown"
     assert found.runner_up is not None
@@ -97,13 +97,13 @@ def test_hardware_outranks_what_the_program_prints_of_it(tmp_path: Path) -> None
         ("FAILED", "0:9", "unknown"),
     ],
 )
-def test_what_sacct_says(state: str, code: str, cause: str) -> None:
+def test_records_of_sacct(state: str, code: str, cause: str) -> None:
     rows = ("JobID|State|ExitCode|NodeList", f"412|{state}|{code}|dgx-03", "412.extern|COMPLETED|0:0|dgx-03", "")
     table = "\n".join(rows)
     assert offline.diagnose_logs([offline.log_from_text(table, "sacct.txt")]).cause == cause
 
 
-def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
+def test_of_two_flight_recorders_the_deviating_one_is_named() -> None:
     def dump(operation: str) -> str:
         entries = [
             {"collective_seq_id": 7, "process_group": ["0", "default_pg"], "profiling_name": f"nccl:{operation}"}
@@ -115,7 +115,7 @@ def test_of_two_flight_recorders_the_one_that_called_something_else() -> None:
     assert (found.cause, found.rank) == ("collective.mismatch", 2)
 
 
-def test_what_was_not_given_is_said_and_what_was_read_is_ruled_out() -> None:
+def test_missing_logs_are_listed_and_causes_that_logs_exclude_are_ruled_out() -> None:
     log, kernel = (
         f"{steps(0, 3)}\n{rank_log(0, GONE)}",
         "[4410.332316] usb 1-1: new device\n[4411.332316] eth0: link up\n",
@@ -169,11 +169,11 @@ def test_any_log_has_a_verdict(lines: list[str]) -> None:
         ("slurm-4182.out", None), ("launcher.0.log", None), ("rank.txt", None), ("2026.11.log", 11),
     ],
 )  # fmt: skip
-def test_whose_log_it_is_by_its_name(name: str, rank: int | None) -> None:
+def test_the_rank_of_a_log_by_its_name(name: str, rank: int | None) -> None:
     assert rank_in_file_name(name) == rank
 
 
-def test_an_entry_may_say_more_than_its_cause() -> None:
+def test_an_entry_may_be_more_specific_than_its_cause() -> None:
     line = "AssertionError: Torch not compiled with CUDA enabled"
     log = f'Traceback (most recent call last):\n  File "/u/train.py", line 3, in <module>\n    model.cuda()\n{line}\n'
     verdict = diagnose_text(log)
@@ -188,7 +188,7 @@ def test_a_site_writes_no_heading() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "notice",
     [
         "W0309 04:10:31.134749 703818 preemption_notifier.cc:120] SIGTERM caught at 2026-03-09T04:10:31.2",
         "SIGTERM received, saving at the next step",
@@ -197,9 +197,9 @@ def test_a_site_writes_no_heading() -> None:
     ],
 )
 @pytest.mark.parametrize("state", ["PREEMPTED", "TIMEOUT"])
-def test_what_goes_wrong_after_it_was_told_to_stop_is_no_cause(told: str, state: str) -> None:
+def test_errors_after_a_request_to_stop_are_no_cause(notice: str, state: str) -> None:
     """Neither a full disk nor a denied path that the last checkpoint meets: a sysadmin would look in vain."""
-    log = f"step 100 loss 2.1\n{told}\nsaving failed: [Errno 122] Disk quota exceeded: '/home/mira/step-101'\n"
+    log = f"step 100 loss 2.1\n{notice}\nsaving failed: [Errno 122] Disk quota exceeded: '/home/mira/step-101'\n"
     record = f"JobID|State|ExitCode|Reason\n55012|{state}|0:0|None\n"
     logs = offline.logs_from_texts({"train.log": log, "sacct.txt": record})
     assert offline.diagnose_logs(logs).owner == ("nobody" if state == "PREEMPTED" else "researcher")

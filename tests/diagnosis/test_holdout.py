@@ -8,20 +8,20 @@ from diagnosis.causes import CAUSES
 from diagnosis.evaluate import read_cases
 
 LOGS = Path(__file__).resolve().parents[1] / "logs"
-HELD_OUT = LOGS.with_name("logs_holdout")
+HOLDOUT = LOGS.with_name("logs_holdout")
 
 
 def log_texts(folder: Path) -> set[str]:
     return {path.read_text() for path in folder.glob("*/*") if path.name != "case.toml"}
 
 
-def test_held_out_cases_are_many_and_of_every_family() -> None:
-    several = list(read_cases(HELD_OUT))
+def test_holdout_cases_are_many_and_of_every_family() -> None:
+    several = list(read_cases(HOLDOUT))
     assert len(several) >= 40
     assert {case.cause.partition(".")[0] for case in several} >= {
         code.partition(".")[0] for code in CAUSES if not code.startswith("federated.")
     }
 
 
-def test_no_held_out_log_is_also_in_the_regression_set() -> None:
-    assert not log_texts(HELD_OUT) & log_texts(LOGS)
+def test_no_holdout_log_is_also_in_the_regression_set() -> None:
+    assert not log_texts(HOLDOUT) & log_texts(LOGS)

@@ -68,7 +68,7 @@ def test_a_record_within_a_containers_is_read(record: dict[str, Any]) -> None:
     assert_key_error(diagnose_text(after_steps(outer)))
 
 
-def test_a_containers_lines_are_one_traceback() -> None:
+def test_lines_of_a_container_make_a_single_traceback() -> None:
     at = "2026-08-14T12:00:03.410001123Z"
     lines = [{"log": f"{line}\n", "stream": "stderr", "time": at} for line in TRACE.splitlines()]
     verdict = diagnose_text(after_steps(*lines))
@@ -100,7 +100,7 @@ def test_a_kernels_journal_is_the_kernels_word() -> None:
     assert "a kernel log" not in " ".join(verdict.unavailable)
 
 
-def test_a_records_rank_is_whose_words_they_are() -> None:
+def test_the_rank_of_a_record_is_the_rank_of_the_verdict() -> None:
     assert diagnose_text(after_steps({**RECORDS["structlog"], "rank": 7})).rank == 7
 
 

@@ -17,7 +17,7 @@ SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize(
-    ("line", "own", "known"),
+    ("line", "message", "fields"),
     [
         (
             "[rank3]:[E1121 03:01:31.123456789 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught",
@@ -65,10 +65,10 @@ SECOND = datetime(2026, 11, 21, 3, 1, 31, tzinfo=UTC).timestamp()
         ("dgx-03: task 3: x", "dgx-03: task 3: x", {}),
     ],
 )
-def test_a_prefix_is_taken_off_and_read(line: str, own: str, known: dict[str, Any]) -> None:
+def test_a_prefix_is_taken_off_and_read(line: str, message: str, fields: dict[str, Any]) -> None:
     prefix = parse_prefix(line, year=2026)
-    assert line[prefix.length :] == own
-    assert {name: getattr(prefix, name) for name in known} == known
+    assert line[prefix.length :] == message
+    assert {name: getattr(prefix, name) for name in fields} == fields
 
 
 @given(st.text(max_size=200))

@@ -19,7 +19,7 @@ from diagnosis.signatures.entry import parse_entry
 from diagnosis.signatures.prefilter import Prefilter
 
 BOOM = parse_entry({"name": "boom", "role": "root", "cause": "storage.io", "source": "here", "pattern": r"boom \d+"})
-KNOWN = Catalogue([BOOM])
+CATALOGUE = Catalogue([BOOM])
 
 
 def read(path: Path, *, is_cut: bool = False) -> tuple[list[tuple[int, str]], list[str]]:
@@ -28,7 +28,7 @@ def read(path: Path, *, is_cut: bool = False) -> tuple[list[tuple[int, str]], li
 
 
 def found_in(*parts: bytes) -> list[tuple[int, str]]:
-    scanned = scan(Prefilter(KNOWN), "log", parts)
+    scanned = scan(Prefilter(CATALOGUE), "log", parts)
     return [(hit.line, hit.text) for hit in scanned.hits]
 
 
@@ -45,7 +45,7 @@ def test_wherever_a_block_ends(tmp_path: Path, size: int) -> None:
     assert read(path)[0] == [(2, "a boom 1"), (4, "boom 2")]
 
 
-def test_a_line_of_a_hundred_megabytes_is_kept_around_what_was_found() -> None:
+def test_a_line_of_a_hundred_megabytes_is_cut_to_the_surroundings_of_the_match() -> None:
     chunk = b"z" * BLOCK
     log = Log("log", io.BytesIO(b"first\n" + chunk * 40 + b" boom 7 " + chunk * 40 + b"\nboom 8\n"), None)  # type: ignore[arg-type]
     (long, short) = found_in(*read_blocks(log))
@@ -61,13 +61,13 @@ def test_progress_that_draws_over_its_line() -> None:
     assert hit == (1, "boom 3")
 
 
-def test_binary_garbage_has_no_say(tmp_path: Path) -> None:
+def test_binary_garbage_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(os.urandom(300_000) + b"\nboom 1\n\xff\xfe boom 2\n")
     assert [text for _, text in read(path)[0]][-2:] == ["boom 1", "�� boom 2"]
 
 
-def test_a_compressed_log_and_one_that_is_cut(tmp_path: Path) -> None:
+def test_a_compressed_and_a_truncated_log(tmp_path: Path) -> None:
     whole = gzip.compress(b"boom 1\n" + os.urandom(50_000) + b"\n")
     (tmp_path / "a.gz").write_bytes(whole)
     (tmp_path / "b.gz").write_bytes(whole[:-20_000])
@@ -113,7 +113,7 @@ def test_of_what_is_too_much_head_and_tail(tmp_path: Path, monkeypatch: pytest.M
     assert limits == ["of 10.0 MiB 8.0 in the middle were skipped"]
 
 
-def test_one_of_ten_gigabytes_costs_no_memory(tmp_path: Path) -> None:
+def test_a_log_of_ten_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     """A sparse file: its holes are NULs without a line's end."""
     path = tmp_path / "log"
     with path.open("wb") as file:

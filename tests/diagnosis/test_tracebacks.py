@@ -57,7 +57,7 @@ def chained(text: str) -> list[list[tuple[str, str]]]:
         ("exec('a b')", [("SyntaxError", "invalid syntax")]),
     ],
 )
-def test_one_as_python_prints_it(code: str, chain: list[tuple[str, str]]) -> None:
+def test_a_traceback_as_python_prints_it(code: str, chain: list[tuple[str, str]]) -> None:
     text = printed(code)
     (item,) = read(text)
     assert [(link.type, link.message) for link in item.chain] == chain
@@ -94,7 +94,7 @@ Epoch 2
 """
 
 
-def test_of_a_worker_its_own_comes_first() -> None:
+def test_the_traceback_of_a_worker_comes_first() -> None:
     (item,) = read(WORKER)
     inner, outer = item.chain
     assert (inner.type, inner.message) == ("ValueError", "bad sample")
@@ -103,7 +103,7 @@ def test_of_a_worker_its_own_comes_first() -> None:
     assert operations_of(inner.frames)[0] == "data"
 
 
-def test_where_the_log_begins_in_the_middle_of_one() -> None:
+def test_where_the_log_begins_in_the_middle_of_a_traceback() -> None:
     (item,) = read(
         '  File "x/enums.py", line 9, in Kind\n    int4 = torch.int4\n           ^^^^\nAttributeError: no int4\n'
     )
@@ -111,7 +111,7 @@ def test_where_the_log_begins_in_the_middle_of_one() -> None:
     assert item.frames[0].code == "int4 = torch.int4"
 
 
-def test_where_the_log_ends_in_the_middle_of_one() -> None:
+def test_where_the_log_ends_in_the_middle_of_a_traceback() -> None:
     (item,) = read('Traceback (most recent call last):\n  File "train.py", line 9, in main\n    step()\n')
     assert (item.type, item.is_whole, item.line) == ("", False, 0)
 
@@ -173,7 +173,7 @@ Current thread 0x1 (most recent call first):""".splitlines()
 @settings(max_examples=examples(200), deadline=None)
 def test_whatever_the_lines_are_each_chain_has_an_end(lines: list[str]) -> None:
     found = read_lines(lines)
-    seen: list[Any] = [id(link) for item in found for link in item.chain]
+    links: list[Any] = [id(link) for item in found for link in item.chain]
     assert len(found) <= len(lines)
     assert all(item.line <= len(lines) for item in found)
-    assert len(seen) <= 4 * len(lines) + 1
+    assert len(links) <= 4 * len(lines) + 1

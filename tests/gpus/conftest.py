@@ -38,11 +38,11 @@ class Watched:
     def __init__(self, names: list[str] | None = None, *, every: float = EVERY, **more: Any) -> None:
         options = {"detailed": True, "retry_seconds": (0.05, 0.1), **more}
         self.reader = GpuReader(names, every=every, **options)
-        self.told: list[GpuReport] = []
+        self.reports: list[GpuReport] = []
 
     def all(self, kind: type[T]) -> list[T]:
-        self.told += self.reader.poll()
-        return [item for item in self.told if isinstance(item, kind)]
+        self.reports += self.reader.poll()
+        return [item for item in self.reports if isinstance(item, kind)]
 
     def first(self, kind: type[T]) -> T:
         return until(lambda: self.all(kind))[0]
@@ -50,10 +50,10 @@ class Watched:
     def next(self, kind: type[T]) -> T:
         """Return the next message sent from now on."""
         self.all(kind)
-        self.told.clear()
+        self.reports.clear()
         return self.first(kind)
 
-    def looks(self) -> GpuSamples:
+    def current(self) -> GpuSamples:
         """Return a sample of the current state: the one after the next, as a sample may be in progress."""
         self.next(GpuSamples)
         return self.next(GpuSamples)

@@ -22,7 +22,7 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_there_is_is_told_once(nvml: StandIn) -> None:
+def test_present_gpus_are_listed(nvml: StandIn) -> None:
     nvml.set_state("* count 2")
     machine = detection.detect(seconds=60)
     assert machine is not None
@@ -37,12 +37,12 @@ def test_a_driver_that_hangs_is_not_waited_for(nvml: StandIn) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_a_driver_that_is_not_loaded_tells_of_no_gpu(nvml: StandIn) -> None:
+def test_a_driver_that_is_not_loaded_lists_no_gpu(nvml: StandIn) -> None:
     nvml.set_state("* init !9")
     assert detection.detect(seconds=60) is None
 
 
-def test_whether_to_ask_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_whether_there_is_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if any(map(os.path.exists, detection.DRIVER_FILES)):
         pytest.skip("here is a driver")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
@@ -70,7 +70,7 @@ def test_killed_parents_leave_no_child_though_the_driver_hangs(nvml: StandIn) ->
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_out_of_one_archive(nvml: StandIn, tmp_path: Path) -> None:
+def test_detection_from_an_archive(nvml: StandIn, tmp_path: Path) -> None:
     """Test it as an agent runs it: the child process is found where its reader is."""
     archive = tmp_path / "agent.pyz"
     with zipfile.ZipFile(archive, "w") as file:
@@ -109,7 +109,7 @@ def test_out_of_one_archive(nvml: StandIn, tmp_path: Path) -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_line_of_the_childs_says_nothing(line: bytes) -> None:
+def test_foreign_lines_in_the_output_of_the_child_are_ignored(line: bytes) -> None:
     assert ReportParser().parse(line) is None
 
 

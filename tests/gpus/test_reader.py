@@ -44,7 +44,7 @@ def test_without_links_gpus_are_near_or_far(nvml: StandIn, watch: Watch) -> None
     assert watch().first(GpuInventory).topology[0] == ("X", *["NODE"] * 3, *["SYS"] * 4)
 
 
-def test_a_gpu_that_tells_only_how_far_it_is_from_slowing_down(nvml: StandIn, watch: Watch) -> None:
+def test_a_gpu_that_reports_only_its_margin_to_slowdown(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("* slowdown_c !3", "* temperature_c 40", "* margin_c 47", "* field.194 -2")
     assert watch().first(GpuInventory).gpus[0].slowdown_c == 89
 
@@ -52,16 +52,16 @@ def test_a_gpu_that_tells_only_how_far_it_is_from_slowing_down(nvml: StandIn, wa
 def test_what_gpus_do(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("3 gpu_percent 30~90/60", "3 throttle 72", "3 field.138 0+2097152", "3 field.139 0+1048576")
     watched = watch()
-    looks = watched.looks().samples
-    assert looks[0] == STEADY
-    assert looks[3] is not None
-    assert 30 <= looks[3]["gpu_percent"] <= 90
-    assert looks[3]["throttle"] == 72
-    assert looks[3]["nvlink_tx_mib"] == pytest.approx(2048, rel=0.2)
-    assert looks[3]["nvlink_rx_mib"] == pytest.approx(1024, rel=0.2)
+    samples = watched.current().samples
+    assert samples[0] == STEADY
+    assert samples[3] is not None
+    assert 30 <= samples[3]["gpu_percent"] <= 90
+    assert samples[3]["throttle"] == 72
+    assert samples[3]["nvlink_tx_mib"] == pytest.approx(2048, rel=0.2)
+    assert samples[3]["nvlink_rx_mib"] == pytest.approx(1024, rel=0.2)
 
 
-def test_each_second_gets_one_look(nvml: StandIn, watch: Watch) -> None:
+def test_each_period_gets_one_sample(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     until(lambda: len(watched.all(GpuSamples)) > 10)
     periods = [reading.time // 0.1 for reading in watched.all(GpuSamples)]
@@ -109,35 +109,33 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
 # What is not told.
 
 
-def test_what_is_not_supported_is_left_out_and_asked_again_once_nvml_is_opened_anew(
-    nvml: StandIn, watch: Watch
-) -> None:
+def test_unsupported_fields_are_left_out_and_queried_again_once_nvml_is_reopened(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("2 watts !3", "2 field.82 !3", "2 gpm.20 !3")
     watched = watch()
     missing = {name: value for name, value in STEADY.items() if name not in ("watts", "memory_temperature_c")}
     missing.pop("pcie_tx_mib")
-    samples = watched.looks().samples
+    samples = watched.current().samples
     assert (samples[1], samples[2]) == (STEADY, missing)
     nvml.set_state("2 gpm.20 !3")
-    assert watched.looks().samples[2] == missing, "the driver was asked again"
+    assert watched.current().samples[2] == missing, "the driver was asked again"
     nvml.set_state("* reload 1")
     assert until(lambda: [item for item in watched.all(GpuInventory) if item.reopened])
-    assert watched.looks().samples[2] == STEADY
+    assert watched.current().samples[2] == STEADY
 
 
-def test_what_fails_once_is_asked_again(nvml: StandIn, watch: Watch) -> None:
+def test_a_field_that_fails_once_is_queried_again(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("2 watts !999")
     watched = watch()
-    sample = watched.looks().samples[2]
+    sample = watched.current().samples[2]
     assert sample is not None
     assert "watts" not in sample
     nvml.set_state()
-    assert watched.looks().samples[2] == STEADY
+    assert watched.current().samples[2] == STEADY
 
 
 def test_a_counter_that_may_go_round_unseen_makes_no_rate(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("* gpm 0", "0 field.197 100+1", "1 field.197 5e12+1048576000", "2 field.202 0+1048576000")
-    first, second, third = watch().looks().samples[:3]
+    first, second, third = watch().current().samples[:3]
     assert first is not None
     assert second is not None
     assert third is not None
@@ -146,12 +144,12 @@ def test_a_counter_that_may_go_round_unseen_makes_no_rate(nvml: StandIn, watch: 
     assert third["nvlink_tx_mib"] == pytest.approx(1000, rel=0.2)
 
 
-def test_an_old_driver_tells_what_it_knows(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_old_driver_reports_what_it_supports(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(StandIn(tmp_path, without=LEARNED_LATE), monkeypatch)
     watched = watch()
     assert watched.first(GpuInventory).gpus[0].numa_node is None
     assert set(watched.first(GpuCounters).processes) == {None}
-    sample = watched.looks().samples[0]
+    sample = watched.current().samples[0]
     # With what the driver keeps for itself.
     assert sample == {
         "gpu_percent": 90,
@@ -166,7 +164,7 @@ def test_an_old_driver_tells_what_it_knows(watch: Watch, monkeypatch: pytest.Mon
 # Events.
 
 
-def test_an_xid_is_told_before_the_next_look(nvml: StandIn, watch: Watch) -> None:
+def test_an_xid_is_reported_before_the_next_sample(nvml: StandIn, watch: Watch) -> None:
     watched = watch(every=3600)
     watched.first(GpuCounters)
     nvml.event(5, 79)
@@ -191,20 +189,20 @@ def test_that_there_is_something_to_read_shows_in_a_selector(nvml: StandIn, watc
 
 
 @pytest.mark.parametrize("how", ["0", "!3"])
-def test_gpus_without_events_are_looked_at_all_the_same(nvml: StandIn, watch: Watch, how: str) -> None:
+def test_gpus_without_events_are_sampled_all_the_same(nvml: StandIn, watch: Watch, how: str) -> None:
     nvml.set_state(f"* events {how}")
     watched = watch()
-    watched.looks()
+    watched.current()
     nvml.event(0, 79)
-    watched.looks()
+    watched.current()
     assert not watched.all(DriverEvent)
 
 
 def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("* wait !15")
     watched = watch()
-    watched.looks()
-    watched.looks()
+    watched.current()
+    watched.current()
     periods = [reading.time // 0.1 for reading in watched.all(GpuSamples)]
     assert sorted(set(periods)) == periods
 
@@ -212,7 +210,7 @@ def test_a_wait_that_fails_neither_spins_nor_stops(nvml: StandIn, watch: Watch) 
 # Slices (MIG).
 
 
-def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Watch) -> None:
+def test_slices_are_reported_when_they_are_made_and_removed(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuCounters)
     nvml.set_state("3 mig 1", "3 slice 1 9856", "3 slice 2 19968", "3 process 4711 2000 2")
@@ -235,13 +233,13 @@ def test_slices_are_told_when_they_are_made_and_removed(nvml: StandIn, watch: Wa
         },
     )
     assert watched.next(GpuCounters).processes[3] == ({"pid": 4711, "memory_mib": 2000, "gpu_instance": 2},)
-    sample = watched.looks().samples[3]
+    sample = watched.current().samples[3]
     assert sample is not None
     assert ("gpu_percent" in sample, sample["watts"]) == (False, 350)
     nvml.set_state()
     nvml.event(3, 0, kind=MIG_CHANGED)
     assert until(lambda: [item for item in watched.all(GpuInventory) if item.gpus[3].mig is False])
-    assert watched.looks().samples[3] == STEADY
+    assert watched.current().samples[3] == STEADY
 
 
 def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
@@ -249,7 +247,7 @@ def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
     watched = watch([slice_uuid(3, 1)], detailed=False)
     (gpu,) = watched.first(GpuInventory).gpus
     assert (gpu.uuid, gpu.parent, gpu.memory_mib) == (slice_uuid(3, 1), uuid(3), 9856)
-    (sample,) = watched.looks().samples
+    (sample,) = watched.current().samples
     assert sample is not None
     assert sample["memory_mib"] == 4928
     assert not {"gpu_percent", "watts"} & sample.keys()
@@ -261,11 +259,11 @@ def test_a_slice_by_its_uuid_names_its_gpu(nvml: StandIn, watch: Watch) -> None:
 def test_chosen_ones_by_index_and_uuid(nvml: StandIn, watch: Watch) -> None:
     watched = watch([uuid(6), "2"], detailed=False)
     assert [gpu.index for gpu in watched.first(GpuInventory).gpus] == [6, 2]
-    assert len(watched.looks().samples) == 2
+    assert len(watched.current().samples) == 2
     assert not watched.all(GpuCounters)
 
 
-def test_one_that_is_not_there_tells_nothing(nvml: StandIn, watch: Watch) -> None:
+def test_a_missing_gpu_has_empty_samples(nvml: StandIn, watch: Watch) -> None:
     watched = watch(["GPU-of-nobody", "0"], detailed=False)
     assert [gpu.uuid for gpu in watched.first(GpuInventory).gpus] == ["", uuid(0)]
-    assert watched.looks().samples == ({}, STEADY)
+    assert watched.current().samples == ({}, STEADY)

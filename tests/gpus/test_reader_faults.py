@@ -19,17 +19,17 @@ pytestmark = pytest.mark.lengthy  # a process each, and what it tells comes by t
 # Lost.
 
 
-def test_a_lost_gpu_is_told_by_what_was_known_of_it_and_so_is_its_return(nvml: StandIn, watch: Watch) -> None:
+def test_a_lost_gpu_is_reported_with_its_earlier_identity_and_so_is_its_return(nvml: StandIn, watch: Watch) -> None:
     watched = watch()
     watched.first(GpuSamples)
     nvml.set_state("3 lost 1")
     lost = watched.first(GpuLost)
     assert (lost.index, lost.gpu.uuid, lost.gpu.bus) == (3, uuid(3), bus(3))
-    looks = watched.looks().samples
-    assert (looks[3], looks[2]) == (None, STEADY)
+    samples = watched.current().samples
+    assert (samples[3], samples[2]) == (None, STEADY)
     nvml.set_state()
     assert watched.first(GpuRecovered).gpu.uuid == uuid(3)
-    assert watched.looks().samples[3] == STEADY
+    assert watched.current().samples[3] == STEADY
     nvml.set_state("3 lost 1")
     watched.first(GpuLost)
     assert len(watched.all(GpuLost)) == 1
@@ -45,11 +45,11 @@ def test_another_child_knows_a_lost_gpu_no_more_but_its_reader_does(nvml: StandI
     again = watched.next(GpuInventory)
     assert watched.reader.pids != [child]
     assert (again.gpus[3].uuid, again.gpus[3].serial) == (uuid(3), "1650000000003")
-    assert watched.looks().samples[3] is None
+    assert watched.current().samples[3] is None
     assert not watched.all(GpuRecovered)
 
 
-def test_one_that_was_lost_before_tells_its_name_once_it_is_back(nvml: StandIn, watch: Watch) -> None:
+def test_a_gpu_lost_before_the_start_is_identified_once_it_is_back(nvml: StandIn, watch: Watch) -> None:
     nvml.set_state("3 lost 1")
     watched = watch()
     assert watched.first(GpuInventory).gpus[3].as_payload() == {"gpu": "3", "index": 3}
@@ -66,18 +66,18 @@ def test_another_gpu_in_the_slot(nvml: StandIn, watch: Watch) -> None:
     watched.first(GpuLost)
     nvml.set_state("* reload 1", "3 uuid GPU-another")
     assert until(lambda: [item for item in watched.all(GpuInventory) if item.gpus[3].uuid == "GPU-another"])
-    assert watched.looks().samples[3] == STEADY
+    assert watched.current().samples[3] == STEADY
     assert not watched.all(GpuRecovered), "the one that was lost is gone"
 
 
 # Silence.
 
 
-@pytest.mark.parametrize("whose", ["*", "3"])
-def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Watch, whose: str) -> None:
+@pytest.mark.parametrize("gpu", ["*", "3"])
+def test_silence_is_reported_with_its_start_and_its_end(nvml: StandIn, watch: Watch, gpu: str) -> None:
     watched = watch(silent_seconds=0.5, opening_seconds=0.5)
     first = watched.first(GpuSamples)
-    nvml.set_state(f"{whose} hang 1")
+    nvml.set_state(f"{gpu} hang 1")
     # A busy machine is silent now and then by itself; this silence is the one that does not end.
     until(lambda: watched.all(NvmlSilent) and watched.reader.newest is None and watched.reader.silent_since)
     silent = watched.all(NvmlSilent)[-1]
@@ -86,8 +86,8 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Wa
     nvml.set_state()
     (answers,) = until(lambda: [item for item in watched.all(NvmlResponding) if item.since == silent.since])
     assert answers.seconds > 0
-    until(lambda: watched.looks().samples[0] == STEADY and watched.reader.silent_since is None)
-    reports = [item.since for item in watched.told if isinstance(item, NvmlSilent)]
+    until(lambda: watched.current().samples[0] == STEADY and watched.reader.silent_since is None)
+    reports = [item.since for item in watched.reports if isinstance(item, NvmlSilent)]
     assert len(reports) == len(set(reports)), "each is told once"
 
 
@@ -95,8 +95,8 @@ def test_silence_is_told_with_its_beginning_and_its_end(nvml: StandIn, watch: Wa
 def test_of_children_that_cannot_be_killed_there_are_two(
     nvml: StandIn, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as held:
-        held.setattr(os, "kill", lambda pid, number: None)  # as where a driver holds them
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, number: None)  # as where a driver holds them
         nvml.set_state("* hang 1")
         watched = watch(silent_seconds=0.3, opening_seconds=0.3)
         until(lambda: watched.all(NvmlSilent) and len(watched.reader.pids) == 2)
@@ -119,7 +119,7 @@ def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
     assert watched.reader.absent
     nvml.set_state("* reload 1")
     assert watched.next(GpuInventory).gpus[0].uuid == uuid(0)
-    assert watched.looks().samples[0] == STEADY
+    assert watched.current().samples[0] == STEADY
     assert watched.reader.absent is None
 
 
@@ -130,7 +130,7 @@ def test_a_library_that_is_not_the_drivers(nvml: StandIn, watch: Watch) -> None:
     assert watched.first(NvmlAbsent) == NvmlAbsent("RM has detected an NVML/RM version mismatch.", may_change=True)
     nvml.set_state()
     watched.next(GpuInventory)
-    assert watched.looks().samples[0] == STEADY
+    assert watched.current().samples[0] == STEADY
 
 
 def test_without_nvml_nothing_is_started_again(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ from tests.gpus.conftest import Watch
 pytestmark = pytest.mark.skipif(not detection.has_driver(), reason="here is no driver of NVIDIA's")
 
 
-def test_what_a_real_driver_tells(watch: Watch) -> None:
+def test_reports_of_a_real_driver(watch: Watch) -> None:
     watched = watch(every=1.0)
     machine, counters = watched.first(GpuInventory), watched.first(GpuCounters)
-    looks = watched.next(GpuSamples).samples
+    samples = watched.next(GpuSamples).samples
     assert machine.driver
     assert machine.gpus
-    assert len(looks) == len(machine.gpus) == len(counters.counters) == len(machine.topology)
+    assert len(samples) == len(machine.gpus) == len(counters.counters) == len(machine.topology)
     assert [row[place] for place, row in enumerate(machine.topology)] == ["X"] * len(machine.gpus)
-    for gpu, reading in zip(machine.gpus, looks, strict=True):
+    for gpu, reading in zip(machine.gpus, samples, strict=True):
         assert gpu.uuid.startswith("GPU-")
         assert reading is not None
         assert gpu.memory_mib is not None

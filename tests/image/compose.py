@@ -52,30 +52,34 @@ def images() -> set[str]:
     return {service.image for service in read().values() if service.target is None}
 
 
-def _service(name: str, said: dict[str, Any]) -> Service:
-    known = {
+def _service(name: str, definition: dict[str, Any]) -> Service:
+    supported = {
         "image", "build", "restart", "environment", "secrets", "volumes", "command", "depends_on", "healthcheck",
         "ports", "shm_size", "read_only", "tmpfs", "cap_drop", "security_opt",
     }  # fmt: skip
-    assert not said.keys() - known, f"{name}: {said.keys() - known} would be left out here; tests/image/compose.py"
-    check = said.get("healthcheck", {}).get("test")
+    assert not definition.keys() - supported, (
+        f"{name}: {definition.keys() - supported} would be left out here; tests/image/compose.py"
+    )
+    check = definition.get("healthcheck", {}).get("test")
     assert check is None or check[0] == "CMD", f"{name}: a health check is written as a list that begins with CMD"
     return Service(
         name=name,
-        image=said["image"],
-        target=said["build"]["target"] if "build" in said else None,
-        command=said.get("command"),
+        image=definition["image"],
+        target=definition["build"]["target"] if "build" in definition else None,
+        command=definition.get("command"),
         # An engine fills in variables after it has parsed the file: an empty one is an empty text, not null.
-        environment={key: "" if value is None else str(value) for key, value in said.get("environment", {}).items()},
-        secrets=said.get("secrets", []),
-        volumes=[_volume(line) for line in said.get("volumes", [])],
-        tmpfs=said.get("tmpfs", []),
-        read_only=said.get("read_only", False),
-        without_capabilities=said.get("cap_drop") == ["ALL"],
-        shm_size=said.get("shm_size", "64m"),
-        ports=said.get("ports", []),
+        environment={
+            key: "" if value is None else str(value) for key, value in definition.get("environment", {}).items()
+        },
+        secrets=definition.get("secrets", []),
+        volumes=[_volume(line) for line in definition.get("volumes", [])],
+        tmpfs=definition.get("tmpfs", []),
+        read_only=definition.get("read_only", False),
+        without_capabilities=definition.get("cap_drop") == ["ALL"],
+        shm_size=definition.get("shm_size", "64m"),
+        ports=definition.get("ports", []),
         healthcheck=check and check[1:],
-        after={other: wanted["condition"] for other, wanted in said.get("depends_on", {}).items()},
+        after={other: wanted["condition"] for other, wanted in definition.get("depends_on", {}).items()},
     )
 
 

@@ -39,7 +39,7 @@ def site() -> Iterator[Site]:
             site.start()
             yield site
         finally:
-            print(site.said())
+            print(site.output())
             site.close()
 
 

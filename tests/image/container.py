@@ -137,7 +137,7 @@ class Container:
             os.kill(self.pid, signal.SIGTERM)
         return self.process.wait(timeout_s)
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def close(self) -> None:

@@ -35,18 +35,18 @@ def main() -> None:
     os.execvpe(request["command"][0], request["command"], request["environment"])
 
 
-def furnish(root: Path, asked: dict[str, Any]) -> None:
-    for source, place, read_only in asked["mounts"]:
+def furnish(root: Path, options: dict[str, Any]) -> None:
+    for source, place, read_only in options["mounts"]:
         bind(Path(source), root / place.lstrip("/"), read_only=read_only)
-    for place in asked["tmpfs"]:
+    for place in options["tmpfs"]:
         mount("-t", "tmpfs", "tmpfs", root / place.lstrip("/"))
     mount("-t", "proc", "proc", root / "proc")
     mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", root / "dev")
     for device in DEVICES:
         bind(Path("/dev", device), root / "dev" / device)
     (root / "dev/shm").mkdir()
-    mount("-t", "tmpfs", "-o", f"size={asked['shm_size']}", "tmpfs", root / "dev/shm")
-    if asked["read_only"]:
+    mount("-t", "tmpfs", "-o", f"size={options['shm_size']}", "tmpfs", root / "dev/shm")
+    if options["read_only"]:
         # This view of the root alone, and none of what was mounted in it.
         mount("-o", "remount,bind,ro", root)
 

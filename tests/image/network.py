@@ -46,8 +46,8 @@ class Network:
 
     def publish(self, name: str, port: int, on: str) -> None:
         """Forward an address of this machine to a container's port."""
-        address, _, own_port = on.rpartition(":")
-        words = [sys.executable, "-I", str(PUBLISH), address, own_port, f"/proc/{self.keeper.pid}/ns/net"]
+        address, _, host_port = on.rpartition(":")
+        words = [sys.executable, "-I", str(PUBLISH), address, host_port, f"/proc/{self.keeper.pid}/ns/net"]
         relay = _start([*words, self.addresses[name], str(port)])
         assert relay.stdout
         assert relay.stdout.readline() == b"ready\n"

@@ -38,11 +38,11 @@ def sources() -> set[str]:
 @contextmanager
 def configuration() -> Iterator[list[str]]:
     """Return arguments for buildah that give a build this machine's access to packages."""
-    own = settings()
+    configured = settings()
     # Under names that say nothing: a layer keeps the empty folders that things were mounted on.
-    lent = {path: f"/run/lent/{number}" for number, path in enumerate(sorted(_paths(own.values())))}
+    lent = {path: f"/run/lent/{number}" for number, path in enumerate(sorted(_paths(configured.values())))}
     file = configparser.RawConfigParser()
-    file["global"] = {name: _renamed(value, lent).replace("\n", "\n    ") for name, value in own.items()}
+    file["global"] = {name: _renamed(value, lent).replace("\n", "\n    ") for name, value in configured.items()}
     with tempfile.NamedTemporaryFile("w", prefix="vigil-pip-", suffix=".conf") as written:
         file.write(written)
         written.flush()

@@ -40,7 +40,7 @@ class Site:
             if service.healthcheck:
                 self.wait(service.name, "service_healthy")
         for name in self.running:
-            assert self.containers[name].ended is None, f"{name} ended: {self.containers[name].said()}"
+            assert self.containers[name].ended is None, f"{name} ended: {self.containers[name].output()}"
 
     @property
     def running(self) -> list[str]:
@@ -72,12 +72,12 @@ class Site:
         }[condition]
         until(reading)
         if condition == "service_completed_successfully":
-            assert self.containers[name].ended == 0, f"{name}: {self.containers[name].said()}"
+            assert self.containers[name].ended == 0, f"{name}: {self.containers[name].output()}"
 
     def _is_healthy(self, name: str) -> bool:
         container, check = self.containers[name], self.services[name].healthcheck
         assert check, f"{name} has no health check, and is waited for"
-        assert container.ended is None, f"{name} ended with {container.ended}: {container.said()}"
+        assert container.ended is None, f"{name} ended with {container.ended}: {container.output()}"
         return container.run(*check).returncode == 0
 
     def _furniture(self, service: Service, container: Container) -> Furniture:
@@ -114,8 +114,8 @@ class Site:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
 
-    def said(self) -> str:
-        return "\n".join(f"== {name}\n{container.said()[-3000:]}" for name, container in self.containers.items())
+    def output(self) -> str:
+        return "\n".join(f"== {name}\n{container.output()[-3000:]}" for name, container in self.containers.items())
 
     def close(self) -> None:
         for container in self.containers.values():

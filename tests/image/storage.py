@@ -26,8 +26,8 @@ def run(*command: str) -> str:
 
 
 def buildah(*arguments: str) -> str:
-    own = ("--root", str(FOLDER / "storage"), "--runroot", str(RUN), "--storage-driver", "overlay")
-    return run("buildah", *own, *arguments)
+    locations = ("--root", str(FOLDER / "storage"), "--runroot", str(RUN), "--storage-driver", "overlay")
+    return run("buildah", *locations, *arguments)
 
 
 def images() -> set[str]:

@@ -13,13 +13,13 @@ from tests.image.container import inspect
 PORTAL_LIMIT_MB = 600
 
 
-def said(*command: str) -> str:
+def output_of(*command: str) -> str:
     """Return the output of a program that may find nothing."""
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def test_the_portals_image_is_small(root: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    size = int(said("du", "--summarize", "--bytes", str(root)).split()[0]) / 1e6
+    size = int(output_of("du", "--summarize", "--bytes", str(root)).split()[0]) / 1e6
     with capsys.disabled():
         print(f"\nvigil:{target} is {size:.0f} MB")
     assert target != "portal" or size <= PORTAL_LIMIT_MB
@@ -51,7 +51,7 @@ def test_nothing_is_in_it_that_only_builds_and_tests_need(root: Path) -> None:
 def test_its_user_can_change_nothing_of_it(root: Path, target: str) -> None:
     assert inspect(f"vigil:{target}").user == "vigil"
     folders = [str(root / name) for name in ("opt", "srv", "usr")]
-    assert said("find", *folders, "!", "-type", "l", "(", "-uid", "10001", "-o", "-perm", "-o+w", ")") == ""
+    assert output_of("find", *folders, "!", "-type", "l", "(", "-uid", "10001", "-o", "-perm", "-o+w", ")") == ""
 
 
 def test_code_comes_compiled(root: Path) -> None:
@@ -65,9 +65,9 @@ def test_code_comes_compiled(root: Path) -> None:
     assert not missing, missing[:5]
 
 
-def test_it_does_not_tell_where_its_packages_came_from(root: Path) -> None:
+def test_it_does_not_reveal_where_its_packages_came_from(root: Path) -> None:
     folders = [str(root / name) for name in ("etc", "home", "opt", "root", "srv", "tmp", "var")]
     if words := [word for source in pip.sources() for word in ("-e", source)]:
-        assert said("grep", "-rlF", *words, *folders) == ""
+        assert output_of("grep", "-rlF", *words, *folders) == ""
     # Not even where it was mounted.
     assert {path.name for path in (root / "opt").iterdir()} == {"postgresql", "vigil"}

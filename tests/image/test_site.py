@@ -36,11 +36,11 @@ def submit(client: httpx.Client, text: str) -> int:
 
 
 def ended(client: httpx.Client, job: int) -> dict[str, Any]:
-    def look() -> dict[str, Any] | None:
+    def poll() -> dict[str, Any] | None:
         read: dict[str, Any] = client.get(f"/api/v1/jobs/{job}").json()
         return read if read["state"] in {"completed", "failed", "cancelled", "timeout"} else None
 
-    found = until(look, seconds=240)
+    found = until(poll, seconds=240)
     assert found
     return found
 
@@ -49,7 +49,7 @@ def test_a_job_goes_through_the_site(site: Site, client: httpx.Client) -> None:
     checked = client.post("/api/v1/jobs/check", content=spec(), headers={"Content-Type": "application/toml"})
     assert checked.status_code == 200, checked.text
     job = submit(client, spec())
-    assert ended(client, job)["state"] == "completed", site.said()
+    assert ended(client, job)["state"] == "completed", site.output()
     lines = client.get(f"/api/v1/jobs/{job}/series", params={"name": "loss"}).json()["items"]
     assert [line["last_step"] for line in lines] == [STEPS] * len(lines)
     assert lines
@@ -83,8 +83,8 @@ def test_only_the_node_has_torch(site: Site, name: str) -> None:
     assert site.containers["follow"].run(*readings).returncode == 1
 
 
-def test_prepare_says_what_a_person_needs_and_nothing_else(site: Site) -> None:
-    lines = site.containers["prepare"].said().splitlines()
+def test_prepare_prints_what_a_person_needs_and_nothing_else(site: Site) -> None:
+    lines = site.containers["prepare"].output().splitlines()
     assert [line.split(":")[0] for line in lines] == ["Sign in"], lines
 
 
@@ -93,7 +93,7 @@ def test_secrets_come_from_files_alone(site: Site) -> None:
     for name in OURS:
         body = json.dumps([site.services[name].environment, site.containers[name].image.environment])
         assert not [secret for secret in secrets if secret in body], name
-        assert not [secret for secret in secrets if secret in site.containers[name].said()], name
+        assert not [secret for secret in secrets if secret in site.containers[name].output()], name
 
 
 def test_the_database_is_backed_up_from_within(site: Site) -> None:
@@ -105,10 +105,10 @@ def test_the_database_is_backed_up_from_within(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name != "prepare"])
-def test_a_role_stops_when_asked_and_starts_again(site: Site, name: str) -> None:
+def test_a_role_stops_on_request_and_starts_again(site: Site, name: str) -> None:
     """Under number 1, which the kernel lets ignore a signal that nobody handles."""
     container = site.containers[name]
-    assert container.stop(10) in (0, 128 + signal.SIGTERM), container.said()
+    assert container.stop(10) in (0, 128 + signal.SIGTERM), container.output()
     site.start_service(replace(site.services[name], ports=[]))
     if site.services[name].healthcheck:
         site.wait(name, "service_healthy")
@@ -117,7 +117,7 @@ def test_a_role_stops_when_asked_and_starts_again(site: Site, name: str) -> None
 
 def test_a_job_runs_after_all_of_that(site: Site, client: httpx.Client) -> None:
     job = submit(client, spec(steps=10))
-    assert ended(client, job)["state"] == "completed", site.said()
+    assert ended(client, job)["state"] == "completed", site.output()
 
 
 def test_a_slurm_site_has_no_torch_anywhere() -> None:
@@ -126,7 +126,7 @@ def test_a_slurm_site_has_no_torch_anywhere() -> None:
     assert {services[name].environment["VIGIL_SCHEDULER"] for name in OURS} == {"slurm"}
 
 
-def test_what_the_examples_say_is_valid_here(client: httpx.Client) -> None:
+def test_the_examples_are_valid_here(client: httpx.Client) -> None:
     for path in sorted((REPOSITORY / "examples").glob("*.toml")):
         if "sweep" in tomllib.loads(path.read_text()):
             continue

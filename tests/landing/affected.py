@@ -131,7 +131,7 @@ def _imported(path: str) -> frozenset[str]:
 
 def _used(path: str, helpers: Mapping[str, str]) -> set[str]:
     """Return the packages that a test file imports, itself or through helpers, and those it is named after."""
-    packages, seen, todo = _namesakes(path), {path}, [path]
+    packages, visited, todo = _namesakes(path), {path}, [path]
     while todo:
         path = todo.pop()
         packages.update(STARTED.get(path, ()))
@@ -140,8 +140,8 @@ def _used(path: str, helpers: Mapping[str, str]) -> set[str]:
                 packages.add(package_of(name))
             for module in (name, name.rpartition(".")[0]):
                 helper = helpers.get(module)
-                if helper and helper not in seen and helper != "tests/conftest.py":
-                    seen.add(helper)
+                if helper and helper not in visited and helper != "tests/conftest.py":
+                    visited.add(helper)
                     todo.append(helper)
     return packages
 
@@ -201,14 +201,14 @@ def selected(nodeids: Iterable[str], affected: set[str] | None, part: str, *, sl
 
     `part`: which quarter of the rest, such as "1/4".
     """
-    found, seen = set(), set()
+    found, units = set(), set()
     for nodeid in nodeids:
         file = nodeid.partition("::")[0]
         unit = f"{file.rpartition('/')[0]}/ (slow)" if nodeid in slow else file
         is_in_turn = is_in_part(file if nodeid in slow else nodeid, part)
-        if affected is None or file in affected or unit not in seen or is_in_turn:
+        if affected is None or file in affected or unit not in units or is_in_turn:
             found.add(nodeid)
-        seen.add(unit)
+        units.add(unit)
     return found
 
 

@@ -71,7 +71,7 @@ def test_of_other_files_the_first_test_runs_and_a_quarter_of_the_rest() -> None:
     assert selected(names, None, "0/4") == {*names}
 
 
-def test_of_other_slow_files_a_quarter_runs_whole_and_one_test_of_each_folder() -> None:
+def test_a_quarter_of_other_slow_files_runs_whole_and_a_test_of_each_folder() -> None:
     names = [
         f"tests/{folder}/test_{file}.py::test_{number}" for folder in "ab" for file in range(20) for number in range(5)
     ]

@@ -27,7 +27,7 @@ def taken(items: list[Item], turn: str, monkeypatch: pytest.MonkeyPatch) -> list
     return [item.nodeid.rpartition(":")[2] for item in items if item not in waits]
 
 
-def test_the_cases_of_a_test_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cases_of_a_test_come_in_succession(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [Item(f"test_b[{case}]", 3) for case in range(5)] + [Item("test_c", 0), Item("test_d[0]", 2)]
     assert taken(items, "", monkeypatch) == [item.nodeid.rpartition(":")[2] for item in items]
     assert taken(items, "3", monkeypatch) == ["test_b[0]", "test_b[3]", "test_c"]
@@ -35,7 +35,7 @@ def test_the_cases_of_a_test_come_one_after_the_other(monkeypatch: pytest.Monkey
     assert taken(items, "5", monkeypatch) == ["test_b[2]", "test_c"]
 
 
-def test_a_file_is_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_a_single_family(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [Item(name, 2, of_its_file=True) for name in ("test_b[0]", "test_c", "test_d")]
     assert [taken(items, turn, monkeypatch) for turn in "01"] == [["test_b[0]", "test_d"], ["test_c"]]
 

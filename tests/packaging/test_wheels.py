@@ -159,7 +159,7 @@ def test_its_jobs_run_without_its_packages(site: Installed, running: str) -> Non
     assert str(site.packages) not in printed.splitlines(), "packages of the site"
 
 
-def test_the_client_asks_a_portal(client: Installed, running: str, site: Installed) -> None:
+def test_the_client_queries_a_portal(client: Installed, running: str, site: Installed) -> None:
     config = site.folder / ".local" / "share" / "vigil" / "cli.toml"
     assert client.run("jobs", "--json", VIGIL_HOME=str(config.parent)).returncode == 0
 

@@ -59,10 +59,10 @@ class AddressedLab:
 
     def path(self, template: str, **others: Any) -> str:
         """Return an address with its parameters filled in."""
-        known = {**self.known(template), **others}
-        return re.sub(r"\{(\w+)\}", lambda found: str(known.get(found[1], 1)), template)
+        values = {**self.parameters(template), **others}
+        return re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], 1)), template)
 
-    def known(self, template: str) -> dict[str, Any]:
+    def parameters(self, template: str) -> dict[str, Any]:
         """Return what the parameters of an address stand for: a name is not of the same thing everywhere."""
         if "/health/rules/" in template:
             return self.names | {"name": "of-the-site"}

@@ -53,7 +53,7 @@ def test_nobody_and_the_dismissed_may_do_nothing(people):
         assert not any(can(user, action, job) for action in ("see", "submit", "change", "manage"))
 
 
-def test_one_who_left_the_project_loses_even_their_own_job(people):
+def test_a_person_who_left_the_project_loses_access_even_to_their_jobs(people):
     job = lab.a_job(people["owner"], people["project"])
     people["owner"].memberships.all().delete()
     assert not can(people["owner"], "see", job)

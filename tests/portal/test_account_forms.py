@@ -29,7 +29,7 @@ def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({}, ["Name is missing. Enter what the token is for, such as the machine that uses it.",
               "Choose what it may do.", "Days is missing. Fill it in."]),
@@ -41,13 +41,13 @@ def complaints(browser: Client, path: str, fields: dict[str, str]) -> list[str]:
         ({"days": "ten"}, ["Days must be a whole number, such as 90."]),
     ],
 )  # fmt: skip
-def test_a_token(browser, fields, said):
+def test_a_token(browser, fields, expected):
     request = fields if not fields else {"name": "ci", "scope": "write", "days": "9", **fields}
-    assert complaints(browser, "/me/tokens/", request) == said
+    assert complaints(browser, "/me/tokens/", request) == expected
 
 
 @pytest.mark.parametrize(
-    ("new", "again", "said"),
+    ("new", "again", "expected"),
     [
         ("", "", ["The new password is missing. Fill it in.", "Enter the new password again."]),
         ("quite new indeed", "other", ["The passwords differ. Enter the new password again in both fields."]),
@@ -56,9 +56,9 @@ def test_a_token(browser, fields, said):
         ("miranda1234", "miranda1234", ["Too similar to your name. Choose another."]),
     ],
 )
-def test_changing_a_password(browser, new, again, said):
+def test_changing_a_password(browser, new, again, expected):
     fields = {"oldpassword": PASSWORD, "password1": new, "password2": again}
-    assert complaints(browser, "/accounts/password/change/", fields) == said
+    assert complaints(browser, "/accounts/password/change/", fields) == expected
 
 
 def test_the_password_now(browser):
@@ -67,7 +67,7 @@ def test_the_password_now(browser):
     assert complaints(browser, "/accounts/password/change/", fields) == [text]
 
 
-def test_who_tries_too_often_is_told_to_wait(browser):
+def test_who_tries_too_often_has_to_wait(browser):
     fields = {"oldpassword": "wrong", "password1": "quite new indeed", "password2": "quite new indeed"}
     for _ in range(5):
         browser.post("/accounts/password/change/", fields)

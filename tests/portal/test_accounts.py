@@ -50,7 +50,7 @@ def test_sign_in_and_out():
     assert client.get("/me/").headers["Location"].startswith(LOGIN)
 
 
-def test_wrong_password_says_nothing_of_who_exists():
+def test_a_wrong_password_does_not_reveal_who_exists():
     lab.person("mira")
     answers = [
         sign_in(Client(), name, "wrong, quite wrong").context["form"].errors.as_text() for name in ("mira", "nobody")
@@ -66,7 +66,7 @@ def test_sign_up_is_closed():
     assert not User.objects.filter(username="eve").exists()
 
 
-def test_guessing_ends_with_a_page_that_says_so():
+def test_guessing_ends_with_a_page_that_explains_it():
     lab.person("mira")
     client = Client()
     for _ in range(settings.AXES_FAILURE_LIMIT - 1):
@@ -81,7 +81,7 @@ def test_guessing_ends_with_a_page_that_says_so():
     assert sign_in(Client(), "tomas").status_code == 302, "others still sign in"
 
 
-def test_password_change_asks_for_the_old_one():
+def test_a_password_change_requires_the_old_password():
     client = lab.signed_in(lab.person("mira"))
     fields = {"password1": "an even longer one", "password2": "an even longer one"}
     assert client.post("/accounts/password/change/", {"oldpassword": "no", **fields}).status_code == 200
@@ -145,7 +145,7 @@ def test_link_of_the_dismissed_is_dead():
     assert Client().post(path).status_code == 410
 
 
-def test_a_link_is_kept_as_a_digest_only():
+def test_a_link_is_stored_as_a_digest_only():
     url = actions.make_link(lab.person("mira"))
     assert LoginLink.objects.get().digest not in url
 
@@ -153,13 +153,13 @@ def test_a_link_is_kept_as_a_digest_only():
 def test_login_link_command():
     lab.sysadmin("sam")
     lab.person("mira")
-    for name, whose in ((None, "sam"), ("mira", "mira")):
+    for name, expected in ((None, "sam"), ("mira", "mira")):
         out = StringIO()
         call_command("login_link", *([name] if name else []), stdout=out)
         url = out.getvalue().strip().removeprefix("Sign in: ")
         client = Client()
         client.post(path_of(url))
-        assert whose in client.get("/me/").content.decode()
+        assert expected in client.get("/me/").content.decode()
     assert AuditEntry.objects.filter(action="login_link.made").count() == 2
     with pytest.raises(CommandError, match="Users: mira, sam"):
         call_command("login_link", "nobody")

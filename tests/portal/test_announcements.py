@@ -137,7 +137,7 @@ def test_sysadmins_write_on_the_page(ops: User) -> None:
     assert client.post("/announcements/99999999999999999999/withdraw").status_code == 404
 
 
-def test_the_command_is_told_in_a_header_and_nobody_else(ops: User, mira: User) -> None:
+def test_only_the_command_gets_a_header(ops: User, mira: User) -> None:
     announce(ops, "Ünder, 50 % \u2013 soon")
     client = bearer(mira, "read")
     header = client.get("/api/v1/nodes", headers={"User-Agent": "vigil-cli"}).headers[current.HEADER]
@@ -158,13 +158,13 @@ def test_the_header_of_many_long_texts_fits_into_a_proxys_buffer(ops: User, text
     assert all(part.endswith("…") and len(part) > 30 for part in parts)
 
 
-def test_the_header_has_one_long_text_as_a_whole(ops: User) -> None:
+def test_the_header_has_a_long_text_as_a_whole(ops: User) -> None:
     announce(ops, "Wartung für alle: " + "x" * 380)
     header = bearer(ops, "read").get("/api/v1/nodes", headers={"User-Agent": "vigil-cli"}).headers[current.HEADER]
     assert unquote(header) == "info;Wartung für alle: " + "x" * 380
 
 
-def test_reading_them_costs_one_query_in_five_seconds(ops: User, mira: User, django_assert_num_queries: Any) -> None:
+def test_reading_them_costs_a_query_in_five_seconds(ops: User, mira: User, django_assert_num_queries: Any) -> None:
     announce(ops)
     current.current()
     with django_assert_num_queries(0):

@@ -60,7 +60,7 @@ def test_every_error_is_a_problem_document(mira, method, path, body, status):
     is_problem(send(lab.bearer(mira), method, path, body), status)
 
 
-def test_nobody_is_told_how_to_be_somebody():
+def test_an_anonymous_request_is_refused_with_the_way_to_a_token():
     answer = Client().get("/api/v1/jobs")
     assert "/me/" in is_problem(answer, 401)["detail"]
     is_problem(send(Client(enforce_csrf_checks=True), "post", "/api/v1/jobs", {}), 401)
@@ -74,12 +74,12 @@ def test_what_is_not_json(mira, body):
     is_problem(answer, 400)
 
 
-def test_method_not_allowed_says_which_are(mira):
+def test_a_refused_method_comes_with_the_allowed_ones(mira):
     answer = lab.bearer(mira).delete("/api/v1/me")
     assert answer.headers["Allow"] == "GET"
 
 
-def test_a_fault_of_ours_is_told_without_its_insides(mira, monkeypatch):
+def test_an_internal_error_is_reported_without_its_details(mira, monkeypatch):
     client = lab.bearer(mira, raise_request_exception=False)
 
     def fail(*args):
@@ -89,7 +89,7 @@ def test_a_fault_of_ours_is_told_without_its_insides(mira, monkeypatch):
     assert "hunter2" not in str(is_problem(client.get("/api/v1/tokens"), 500))
 
 
-def test_a_busy_database_asks_to_come_again(mira, monkeypatch):
+def test_a_busy_database_answers_with_retry_after(mira, monkeypatch):
     def fail(*args):
         raise OperationalError("database is locked")
 
@@ -117,7 +117,7 @@ def test_large_bodies(mira):
     is_problem(answer, 413)
 
 
-def ask_bounded(headers: dict[str, str], chunks: list[bytes], path: str = "/api/v1/jobs") -> tuple[int, int]:
+def send_bounded(headers: dict[str, str], chunks: list[bytes], path: str = "/api/v1/jobs") -> tuple[int, int]:
     """(status, chunks read) of a body through the bound, before an application that would read everything."""
     sent: list[dict] = []
     left = list(chunks)
@@ -141,42 +141,42 @@ def ask_bounded(headers: dict[str, str], chunks: list[bytes], path: str = "/api/
 
 
 @pytest.fixture
-def known(transactional_db):
-    """The headers of somebody who is known."""
+def bearer_headers(transactional_db):
+    """Return the headers of a person with a token."""
     secret = Token.issue(lab.person("mira", lab.a_project()), "t")[1]
     return {"authorization": f"Bearer {secret}"}
 
 
-def test_bodies_are_cut_off_before_they_are_kept(known):
+def test_bodies_are_cut_off_before_they_are_stored(bearer_headers):
     mib = b" " * limits.MIB
-    assert ask_bounded(known, [mib, mib]) == (200, 2)
-    assert ask_bounded(known, [mib] * 100) == (413, 3)
-    assert ask_bounded({**known, "content-length": str(10**10)}, [mib]) == (413, 0)
-    form = {**known, "content-type": "multipart/form-data; boundary=x"}
+    assert send_bounded(bearer_headers, [mib, mib]) == (200, 2)
+    assert send_bounded(bearer_headers, [mib] * 100) == (413, 3)
+    assert send_bounded({**bearer_headers, "content-length": str(10**10)}, [mib]) == (413, 0)
+    form = {**bearer_headers, "content-type": "multipart/form-data; boundary=x"}
     for path in ("/api/v1/jobs", "/api/v1/sweeps", "/submit"):
-        assert ask_bounded(form, [mib] * 52, path) == (200, 52)
-        assert ask_bounded(form, [mib] * 60, path) == (413, 53)
+        assert send_bounded(form, [mib] * 52, path) == (200, 52)
+        assert send_bounded(form, [mib] * 60, path) == (413, 53)
     for path in ("/accounts/login/", "/jobs/7/edit"):
-        assert ask_bounded(form, [mib] * 60, path) == (413, 3)
+        assert send_bounded(form, [mib] * 60, path) == (413, 3)
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer vgl_wrong"}, {"cookie": "sessionid=wrong"}])
 def test_a_strangers_body_is_not_read(transactional_db, headers):
     """300 posts of 1 MB each, by nobody in particular, took 290 MB."""
     chunk = b" " * 10_000
-    assert ask_bounded({**headers, "content-length": "9000"}, [chunk[:9_000]]) == (200, 1)
-    assert ask_bounded({**headers, "content-length": "1000000"}, [chunk] * 100) == (401, 0)
-    assert ask_bounded(headers, [chunk] * 100) == (401, 2), "of unknown length"
-    assert ask_bounded({**headers, "content-length": "1000000"}, [chunk] * 100, "/submit") == (302, 0)
+    assert send_bounded({**headers, "content-length": "9000"}, [chunk[:9_000]]) == (200, 1)
+    assert send_bounded({**headers, "content-length": "1000000"}, [chunk] * 100) == (401, 0)
+    assert send_bounded(headers, [chunk] * 100) == (401, 2), "of unknown length"
+    assert send_bounded({**headers, "content-length": "1000000"}, [chunk] * 100, "/submit") == (302, 0)
 
 
 def test_a_token_that_may_only_read_sends_no_body(transactional_db):
     secret = Token.issue(lab.person("mira", lab.a_project()), "t", scope="read")[1]
     headers = {"authorization": f"Bearer {secret}", "content-length": "1000000"}
-    assert ask_bounded(headers, [b" " * 10_000] * 100) == (401, 0)
+    assert send_bounded(headers, [b" " * 10_000] * 100) == (401, 0)
 
 
-def test_large_bodies_of_one_person_are_counted(known, monkeypatch):
+def test_large_bodies_are_counted_per_person(bearer_headers, monkeypatch):
     monkeypatch.setattr(limits, "MAX_LARGE_REQUESTS", 2)
     release, answers = asyncio.Event(), []
 
@@ -192,7 +192,7 @@ def test_large_bodies_of_one_person_are_counted(known, monkeypatch):
 
     async def play():
         scope = {"type": "http", "path": "/api/v1/jobs", "headers": [(b"content-length", b"1000000")]}
-        scope["headers"] += [(name.encode(), value.encode()) for name, value in known.items()]
+        scope["headers"] += [(name.encode(), value.encode()) for name, value in bearer_headers.items()]
         bounded = limits.BodyLimit(application)
         await asyncio.gather(*(bounded(scope, None, send) for _ in range(3)))
         await bounded(scope, None, send)
@@ -205,7 +205,7 @@ def test_large_bodies_of_one_person_are_counted(known, monkeypatch):
 def test_a_session_may_send_more(transactional_db):
     browser = lab.signed_in(lab.person("mira", lab.a_project()))
     cookie = {"cookie": f"a=b; sessionid={browser.cookies['sessionid'].value}"}
-    assert ask_bounded(cookie, [b" " * 10_000] * 100, "/submit") == (200, 100)
+    assert send_bounded(cookie, [b" " * 10_000] * 100, "/submit") == (200, 100)
 
 
 def test_the_schema_is_made_once():
@@ -238,12 +238,12 @@ def test_operations_keep_their_names_in_whichever_package_their_modules_are():
     assert {"jobs_api_jobs_jobs", "jobs_api_series_series", "jobs_api_postmortems_postmortems"} <= {*names}
 
 
-def test_no_two_shapes_have_one_name():
+def test_no_two_shapes_have_the_same_name():
     """The schema has them by their names: of two, one would be described as the other."""
     Client().get("/api/openapi.json")  # all addresses are known, so all shapes are
     names = [f"{shape.__module__}.{shape.__name__}" for shape in shapes_below(Schema)]
-    own = [name.rpartition(".")[2] for name in names if name.startswith(("jobs.", "nodes.", "portal."))]
-    assert sorted(own) == sorted(set(own))
+    unqualified = [name.rpartition(".")[2] for name in names if name.startswith(("jobs.", "nodes.", "portal."))]
+    assert sorted(unqualified) == sorted(set(unqualified))
 
 
 def shapes_below(shape):
@@ -256,7 +256,7 @@ def every_operation():
             yield method, path, operation
 
 
-def test_every_operation_says_what_it_does_and_how_it_fails():
+def test_every_operation_describes_what_it_does_and_how_it_fails():
     for method, path, operation in every_operation():
         assert operation["summary"], (method, path)
         assert len(operation["description"]) > 20, (method, path)
@@ -270,7 +270,7 @@ def test_every_operation_says_what_it_does_and_how_it_fails():
             assert schema == {"$ref": "#/components/schemas/ProblemDocument"}
 
 
-def test_what_an_error_means_is_said_where_it_happens():
+def test_errors_are_described_at_the_operations_that_return_them():
     report = {(method, path): operation["responses"] for method, path, operation in every_operation()}
     refused = report["delete", "/api/v1/jobs/{job_id}"]["409"]["description"]
     assert refused.startswith("The job has not ended (cancel it first)")
@@ -296,7 +296,7 @@ def test_me_projects_and_nodes(mira):
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         (
             "waste?from=2026-01-01&to=2026-02-01",
@@ -307,10 +307,10 @@ def test_me_projects_and_nodes(mira):
         ("waste.csv?day=3", "Did you mean days?"),
     ],
 )
-def test_unknown_query_parameters_are_refused_by_name(mira, path, says):
+def test_unknown_query_parameters_are_refused_by_name(mira, path, message):
     """They were ignored, so that the answer was another question's."""
     problem = is_problem(lab.bearer(mira).get(f"/api/v1/{path}"), 422)
-    assert says in problem["detail"]
+    assert message in problem["detail"]
     assert [error["field"] for error in problem["errors"]] == [
         pair.partition("=")[0] for pair in path.partition("?")[2].split("&")
     ]

@@ -20,12 +20,12 @@ from tests.portal.behind_addresses import AddressedLab
 pytestmark = [pytest.mark.django_db, pytest.mark.lengthy]
 SAFE = {"GET", "HEAD"}
 
-OWN_DOORS = """
+MACHINES = """
 POST /attempts/{attempt_id}/reports
 POST /nodes/{name}/telemetry
 POST /scheduler/wake
 """
-"""Has a token of its own: neither a person's token nor a session opens it."""
+"""Jobs, agents and the scheduler send these with other tokens: neither a person's token nor a session grants access."""
 
 EVERYBODY = """
 GET /accounts
@@ -192,7 +192,7 @@ class Operation(NamedTuple):
     def __str__(self) -> str:
         return f"{self.method} {self.path.removeprefix('/api/v1')}"
 
-    def ask(self, client: Client, rows: AddressedLab) -> Any:
+    def request(self, client: Client, rows: AddressedLab) -> Any:
         address = rows.path(self.path)
         query = "&".join(f"{name}={value}" for name, value in self.query.items())
         return client.generic(self.method, f"{address}?{query}", data=_json(self.body), content_type="application/json")
@@ -225,19 +225,19 @@ def outsider(rows: AddressedLab) -> User:
     return lab.person("oskar")
 
 
-def refused(asked: list[Operation], client: Client, rows: AddressedLab, status: int, kind: str = "") -> list[str]:
+def refused(selected: list[Operation], client: Client, rows: AddressedLab, status: int, kind: str = "") -> list[str]:
     """Return the operations that do not answer with this status and kind of problem."""
     wrong = []
-    for operation in asked:
-        answer = operation.ask(client, rows)
+    for operation in selected:
+        answer = operation.request(client, rows)
         is_right = answer.status_code == status and (not kind or answer.json()["type"].endswith(f":{kind}"))
         if not is_right:
             wrong.append(f"{operation}: {answer.status_code}")
     return wrong
 
 
-def test_every_operation_is_in_one_table() -> None:
-    rows = [row for table in (OWN_DOORS, EVERYBODY, MEMBERS, SYSADMINS) for row in table.split("\n") if row]
+def test_every_operation_is_in_exactly_one_table() -> None:
+    rows = [row for table in (MACHINES, EVERYBODY, MEMBERS, SYSADMINS) for row in table.split("\n") if row]
     assert sorted(rows) == sorted(str(operation) for operation in operations())
 
 
@@ -246,7 +246,7 @@ def test_nobody_and_no_agent_may_anything(rows: AddressedLab) -> None:
     agent = Client(headers={"Authorization": f"Bearer {rows.lab.machine().token}"})
     for client in (Client(), agent):
         assert refused(persons, client, rows, 401) == []
-    assert refused(of(OWN_DOORS)[:2], lab.bearer(rows.ops, "admin"), rows, 401) == []
+    assert refused(of(MACHINES)[:2], lab.bearer(rows.ops, "admin"), rows, 401) == []
 
 
 def test_a_token_to_read_changes_nothing(rows: AddressedLab) -> None:
@@ -263,9 +263,9 @@ def test_a_session_without_its_csrf_token_changes_nothing(rows: AddressedLab) ->
 def test_a_person_in_no_project_sees_the_cluster_and_nobodys_jobs(rows: AddressedLab, outsider: User) -> None:
     for client in (lab.bearer(outsider, "admin"), lab.signed_in(outsider)):
         assert refused(of(SYSADMINS), client, rows, 403) == []
-        hidden = {operation.ask(client, rows).status_code for operation in of(MEMBERS)}
+        hidden = {operation.request(client, rows).status_code for operation in of(MEMBERS)}
         assert hidden <= {404, 422}, "422: its body is checked first"
-        answers = {str(operation): operation.ask(client, rows).status_code for operation in of(EVERYBODY)}
+        answers = {str(operation): operation.request(client, rows).status_code for operation in of(EVERYBODY)}
         assert {name: status for name, status in answers.items() if status in {401, 403} or status >= 500} == {}
     assert Job.objects.count() == 1
 
@@ -274,7 +274,7 @@ def test_sysadmins_need_the_scope_to_change_something(rows: AddressedLab) -> Non
     changing = [operation for operation in of(SYSADMINS) if operation.method not in SAFE]
     assert refused(changing, lab.bearer(rows.ops, "write"), rows, 403, "scope") == []
     admin = lab.bearer(rows.ops, "admin")
-    answers = {str(operation): operation.ask(admin, rows).status_code for operation in of(SYSADMINS)}
+    answers = {str(operation): operation.request(admin, rows).status_code for operation in of(SYSADMINS)}
     assert {name: status for name, status in answers.items() if status in {401, 403} or status >= 500} == {}
     assert sum(status < 400 for status in answers.values()) > len(answers) / 2, "most requests are valid"
 

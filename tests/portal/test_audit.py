@@ -28,7 +28,7 @@ def person_form(user: User, **changes: str) -> dict[str, str]:
     return {name: value for name, value in {**rows, **form}.items() if value}
 
 
-def test_a_changed_person_is_kept_before_and_after_with_the_address(browser: Client) -> None:
+def test_a_changed_person_is_stored_before_and_after_with_the_address(browser: Client) -> None:
     mo = lab.person("mo", email="mo@old.example")
     form = person_form(mo, is_superuser="on", email="mo@new.example")
     assert browser.post(f"/admin/portal/user/{mo.pk}/change/", form).status_code == 302
@@ -43,7 +43,7 @@ def test_a_changed_person_is_kept_before_and_after_with_the_address(browser: Cli
     assert "mo@new.example" in browser.get(f"/admin/portal/auditentry/{entry.pk}/change/").text
 
 
-def test_memberships_that_come_change_and_go_are_kept(browser: Client) -> None:
+def test_added_changed_and_removed_memberships_are_stored(browser: Client) -> None:
     mo, project = lab.person("mo"), lab.a_project()
     path = f"/admin/portal/user/{mo.pk}/change/"
     row = {"memberships-TOTAL_FORMS": "1", "memberships-0-user": str(mo.pk), "memberships-0-project": str(project.pk)}
@@ -59,7 +59,7 @@ def test_memberships_that_come_change_and_go_are_kept(browser: Client) -> None:
     assert (entry.before, entry.after) == ({"membership mo in default": "role lead"}, {})
 
 
-def test_no_secret_is_kept(browser: Client) -> None:
+def test_no_secret_is_stored(browser: Client) -> None:
     mo = lab.person("mo")
     _, secret = Token.issue(mo, "laptop")
     fields = {"password1": "quite new indeed", "password2": "quite new indeed", "usable_password": "true"}
@@ -96,13 +96,13 @@ def test_the_address_is_the_connections_whatever_a_header_claims(browser: Client
 
 
 @pytest.mark.parametrize(
-    ("told", "kept"), [("::ffff:192.0.2.7", "192.0.2.7"), ("2001:db8::1", "2001:db8::1"), ("", None), ("x", None)]
+    ("address", "stored"), [("::ffff:192.0.2.7", "192.0.2.7"), ("2001:db8::1", "2001:db8::1"), ("", None), ("x", None)]
 )
-def test_addresses_of_all_kinds(told: str, kept: str | None) -> None:
+def test_addresses_of_all_kinds(address: str, stored: str | None) -> None:
     lab.a_project()
-    browser = lab.signed_in(lab.sysadmin(), REMOTE_ADDR=told)
+    browser = lab.signed_in(lab.sysadmin(), REMOTE_ADDR=address)
     send(browser, "patch", "/api/v1/projects/default", {"keep_checkpoints_days": 30})
-    assert AuditEntry.objects.get().address == kept
+    assert AuditEntry.objects.get().address == stored
 
 
 def test_threads_that_answer_know_the_address() -> None:
@@ -110,18 +110,18 @@ def test_threads_that_answer_know_the_address() -> None:
     sam = lab.sysadmin()
     lab.a_project()
 
-    async def ask() -> int:
+    async def change() -> int:
         browser = AsyncClient()
         await browser.aforce_login(sam, backend="allauth.account.auth_backends.AuthenticationBackend")
         body = {"keep_checkpoints_days": 9}
         answer = await browser.patch("/api/v1/projects/default", body, content_type="application/json")
         return int(answer.status_code)
 
-    assert async_to_sync(ask)() == 200
+    assert async_to_sync(change)() == 200
     assert AuditEntry.objects.get().address == "127.0.0.1"
 
 
-def test_only_what_differs_is_kept_and_bounded() -> None:
+def test_only_differences_are_stored_and_they_are_bounded() -> None:
     before, after = Change(before={"a": 1, "b": 2, "c": "x"}, after={"a": 1, "b": 3, "d": "y" * 5_000}).stored()
     assert before == {"b": 2, "c": "x"}
     assert after["b"] == 3

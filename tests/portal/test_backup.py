@@ -37,7 +37,7 @@ def made(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         stack.close()
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
     """The refusal, which is one sentence and no traceback."""
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -97,7 +97,7 @@ def test_what_was_there_comes_back_while_others_write_on(make_stack: MakeStack, 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["runs"] == str(stack.home / "runs")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert "stop it first" in one_line(stack.vigil("restore", str(path), "--force"))
+    assert "stop it first" in refusal(stack.vigil("restore", str(path), "--force"))
     stack.stop()
 
     other = make_stack(fresh=True)
@@ -131,7 +131,7 @@ def test_force_keeps_what_was_there_and_its_key(make_stack: MakeStack, made: Pat
             " created_at) VALUES ('kept', '', '', '', '', 0, '2026-01-01')"
         )
         connection.commit()
-    refused = one_line(stack.vigil("restore", str(made)))
+    refused = refusal(stack.vigil("restore", str(made)))
     assert "is there already" in refused
     assert "--force" in refused
     done = stack.vigil("restore", str(made), "--force", "--json")
@@ -145,7 +145,7 @@ def test_force_keeps_what_was_there_and_its_key(make_stack: MakeStack, made: Pat
 
 
 @pytest.mark.slow
-def test_damaged_database_with_its_log_is_kept_and_replaced(make_stack: MakeStack, made: Path) -> None:
+def test_damaged_database_is_moved_aside_with_its_log_and_replaced(make_stack: MakeStack, made: Path) -> None:
     stack = make_stack()
     database = stack.home / "vigil.sqlite3"
     database.write_bytes(b"no database" * 1000)
@@ -204,8 +204,8 @@ def test_database_behind_a_link_is_replaced_there(make_stack: MakeStack, made: P
 def test_what_root_leaves_in_somebodys_home_is_theirs(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
     stack = make_stack(fresh=True)
     os.chown(stack.home, 12345, 12345)
-    assert "no such database" in one_line(stack.vigil("backup", str(tmp_path / "none")))
-    assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path / "none")))
+    assert "no such database" in refusal(stack.vigil("backup", str(tmp_path / "none")))
+    assert "cannot be read" in refusal(stack.vigil("restore", str(tmp_path / "none")))
     assert stack.vigil("restore", str(made)).returncode == 0
     owners = {path.name: path.stat().st_uid for path in stack.home.iterdir()}
     assert owners.keys() >= {"vigil.sqlite3", "secret_key", "up.lock"}
@@ -218,18 +218,18 @@ def test_what_root_leaves_in_somebodys_home_is_theirs(make_stack: MakeStack, mad
 @pytest.mark.slow
 def test_refusals_of_backup(make_stack: MakeStack, made: Path, tmp_path: Path) -> None:
     stack, path = make_stack(fresh=True), tmp_path / "vigil.tar.gz"
-    assert "no such database" in one_line(stack.vigil("backup", str(path)))
+    assert "no such database" in refusal(stack.vigil("backup", str(path)))
     path.write_text("mine")
-    assert "--force" in one_line(stack.vigil("backup", str(path)))
+    assert "--force" in refusal(stack.vigil("backup", str(path)))
     assert path.read_text() == "mine"
-    assert "is a folder" in one_line(stack.vigil("backup", str(tmp_path)))
+    assert "is a folder" in refusal(stack.vigil("backup", str(tmp_path)))
     os.mkfifo(tmp_path / "pipe")
-    assert "is not a plain file" in one_line(stack.vigil("backup", str(tmp_path / "pipe"), "--force"))
+    assert "is not a plain file" in refusal(stack.vigil("backup", str(tmp_path / "pipe"), "--force"))
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "pipe").unlink()
-    assert "no such folder:" in one_line(stack.vigil("backup", str(tmp_path / "no" / "file")))
+    assert "no such folder:" in refusal(stack.vigil("backup", str(tmp_path / "no" / "file")))
     (stack.home / "vigil.sqlite3").touch()
-    assert "was never started" in one_line(stack.vigil("backup", str(tmp_path / "empty")))
+    assert "was never started" in refusal(stack.vigil("backup", str(tmp_path / "empty")))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["vigil.tar.gz"]
 
 
@@ -252,7 +252,7 @@ def test_backup_of_the_code_before_is_migrated(make_stack: MakeStack, tmp_path: 
 
 
 @pytest.mark.slow
-def test_another_kind_a_newer_one_and_what_is_none_are_refused(
+def test_backups_of_another_kind_newer_ones_and_other_files_are_refused(
     make_stack: MakeStack, made: Path, tmp_path: Path
 ) -> None:
     stack = make_stack(fresh=True)
@@ -261,7 +261,7 @@ def test_another_kind_a_newer_one_and_what_is_none_are_refused(
 
     def changed(**values: object) -> str:
         members["manifest.json"] = json.dumps({**manifest, **values}).encode()
-        return one_line(stack.vigil("restore", str(packed(tmp_path / "changed.tar.gz", members))))
+        return refusal(stack.vigil("restore", str(packed(tmp_path / "changed.tar.gz", members))))
 
     assert "newer Vigil (99.0)" in changed(vigil="99.0")
     assert "newer Vigil" in changed(format=2)
@@ -271,10 +271,10 @@ def test_another_kind_a_newer_one_and_what_is_none_are_refused(
     assert "newer Vigil" in changed(migrations={**manifest["migrations"], "hovercraft": ["0001_initial"]})
     digests = [{**member, "sha256": "0" * 64} for member in manifest["members"]]
     assert "is damaged" in changed(members=digests)
-    assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path / "none")))
-    assert "cannot be read" in one_line(stack.vigil("restore", str(tmp_path)))
+    assert "cannot be read" in refusal(stack.vigil("restore", str(tmp_path / "none")))
+    assert "cannot be read" in refusal(stack.vigil("restore", str(tmp_path)))
     stack.environment["DATABASE_URL"] = "postgresql://vigil@127.0.0.1:1/vigil"
-    refused = one_line(stack.vigil("restore", str(made)))
+    refused = refusal(stack.vigil("restore", str(made)))
     assert "a backup of SQLite cannot be restored into PostgreSQL" in refused
     assert "unset DATABASE_URL" in refused
     assert not (stack.home / "vigil.sqlite3").exists()
@@ -283,7 +283,7 @@ def test_another_kind_a_newer_one_and_what_is_none_are_refused(
 # The parts
 
 
-def test_copy_is_of_one_moment_while_another_process_writes(tmp_path: Path) -> None:
+def test_copy_is_consistent_while_another_process_writes(tmp_path: Path) -> None:
     source = tmp_path / "source.sqlite3"
     with closing(sqlite3.connect(source, isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
@@ -293,19 +293,19 @@ def test_copy_is_of_one_moment_while_another_process_writes(tmp_path: Path) -> N
         writer.executemany("INSERT INTO a VALUES (?, zeroblob(3000))", [(n,) for n in range(8000)])
         writer.execute("INSERT INTO b VALUES (8000)")
         writer.execute("COMMIT")
-        looked = []
+        progress = []
 
         def write(done: int, total: int) -> None:
             """Between two pieces of the copy: both tables change together."""
-            looked.append(done)
+            progress.append(done)
             writer.execute("BEGIN IMMEDIATE")
             writer.execute("INSERT INTO a VALUES (-1, zeroblob(3000))")
             writer.execute("UPDATE b SET n = n + 1")
             writer.execute("COMMIT")
 
         sqlite.copy(source, tmp_path / "copy.sqlite3", write)
-    assert len(looked) > 3, "in pieces, and not begun anew by each write"
-    assert len(looked) < 100
+    assert len(progress) > 3, "in pieces, and not restarted by each write"
+    assert len(progress) < 100
     with closing(sqlite3.connect(tmp_path / "copy.sqlite3")) as copied:
         assert copied.execute("SELECT count(*) FROM a").fetchone() == copied.execute("SELECT n FROM b").fetchone()
     assert not (tmp_path / "copy.sqlite3-wal").exists()
@@ -345,7 +345,7 @@ def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_takes_long_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_copy_reports_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
     progress_messages = files.ProgressMessages("Copying")
     progress_messages(1, 2)
     assert not capsys.readouterr().err

@@ -111,7 +111,7 @@ def test_hostile_member_is_refused(made: Path, tmp_path: Path, member: bytes) ->
         "all",
     ],
 )
-def test_manifest_that_tells_of_other_members_is_refused(made: Path, tmp_path: Path, members: object) -> None:
+def test_manifest_that_lists_other_members_is_refused(made: Path, tmp_path: Path, members: object) -> None:
     found = unpacked(made)
     found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), "members": members}).encode()
     with pytest.raises(StartRefused, match="not a Vigil backup"):
@@ -129,7 +129,7 @@ def test_manifest_that_tells_of_other_members_is_refused(made: Path, tmp_path: P
         {"made_at": 0},
     ],
 )
-def test_manifest_that_could_not_be_told_of_is_refused(made: Path, tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_manifest_with_invalid_fields_is_refused(made: Path, tmp_path: Path, wrong: dict[str, object]) -> None:
     found = unpacked(made)
     found["manifest.json"] = json.dumps({**json.loads(found["manifest.json"]), **wrong}).encode()
     with pytest.raises(StartRefused, match="its manifest is invalid"):
@@ -146,7 +146,7 @@ def test_key_that_no_portal_starts_with_is_refused(made: Path, tmp_path: Path, k
         unpack(packed(tmp_path / "a", found), tmp_path / "into")
 
 
-def test_more_than_the_manifest_tells_of_is_refused(made: Path, tmp_path: Path) -> None:
+def test_more_than_the_manifest_lists_is_refused(made: Path, tmp_path: Path) -> None:
     path = packed(tmp_path / "a", {**unpacked(made), "more": b"x"})
     with pytest.raises(StartRefused, match="contains more than"):
         unpack(path, tmp_path / "into")

@@ -67,7 +67,7 @@ def add_project(url: str, slug: str) -> None:
     run(url, f"INSERT INTO portal_project ({columns}) VALUES ('{slug}', '', '', '', '', false, now())")
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def refusal(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert PASSWORD not in done.stderr
@@ -75,7 +75,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.sampled(2)
-def test_round_trip_into_an_empty_database_and_over_a_full_one(
+def test_round_trip_into_an_empty_and_a_full_database(
     make_stack: MakeStack, database: Callable[..., str], tmp_path: Path
 ) -> None:
     first, second, path = database(), database(empty=True), tmp_path / "vigil.tar.gz"
@@ -86,7 +86,7 @@ def test_round_trip_into_an_empty_database_and_over_a_full_one(
     assert json.loads(done.stdout)["database"] == "postgresql"
 
     other = make_stack(fresh=True, DATABASE_URL=second)
-    assert "was never started" in one_line(other.vigil("backup", str(tmp_path / "none")))
+    assert "was never started" in refusal(other.vigil("backup", str(tmp_path / "none")))
     done = other.vigil("restore", str(path))
     assert done.returncode == 0, done.stderr
     assert slugs(second) == {"default", "heron"}
@@ -94,9 +94,9 @@ def test_round_trip_into_an_empty_database_and_over_a_full_one(
     add_project(second, "new")
 
     add_project(first, "late")
-    assert "tables is there already" in one_line(stack.vigil("restore", str(path)))
+    assert "tables is there already" in refusal(stack.vigil("restore", str(path)))
     with psycopg.connect(first) as somebody:
-        assert "1 other connection" in one_line(stack.vigil("restore", str(path), "--force"))
+        assert "1 other connection" in refusal(stack.vigil("restore", str(path), "--force"))
         somebody.rollback()
     done = stack.vigil("restore", str(path), "--force", "--json")
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_restore_that_breaks_off_changes_nothing(
     (stack.home / "secret_key").write_text("of today")
     # The end of what pg_restore writes never comes, and it says that it failed.
     programs(stack, tmp_path, pg_restore='"$REAL" "$@" | head -c 30000; [ "$1" = --version ] || exit 3')
-    refused = one_line(stack.vigil("restore", str(path), "--force"))
+    refused = refusal(stack.vigil("restore", str(path), "--force"))
     assert "pg_restore failed" in refused
     assert slugs(url) == {"default", "late"}
     assert (stack.home / "secret_key").read_text() == "of today"
@@ -129,14 +129,14 @@ def test_restore_that_breaks_off_changes_nothing(
 
 
 def test_password_is_on_no_command_line(make_stack: MakeStack, database: Callable[..., str], tmp_path: Path) -> None:
-    url, path, seen = database(), tmp_path / "vigil.tar.gz", tmp_path / "seen"
+    url, path, commands = database(), tmp_path / "vigil.tar.gz", tmp_path / "commands"
     stack = make_stack(fresh=True, DATABASE_URL=url)
-    noting = f'echo "$0 $@ PGPASSWORD=${{#PGPASSWORD}}" >>{seen}; exec "$REAL" "$@"'
+    noting = f'echo "$0 $@ PGPASSWORD=${{#PGPASSWORD}}" >>{commands}; exec "$REAL" "$@"'
     programs(stack, tmp_path, pg_dump=noting, pg_restore=noting, psql=noting)
     assert stack.vigil("backup", str(path)).returncode == 0
     done = stack.vigil("restore", str(path), "--force")
     assert done.returncode == 0, done.stderr
-    text = seen.read_text()
+    text = commands.read_text()
     assert all(f"/{name} -" in text for name in ("pg_dump", "pg_restore", "psql"))
     assert f"PGPASSWORD={len(PASSWORD)}" in text
     assert PASSWORD not in text
@@ -152,12 +152,12 @@ def test_programs_that_are_too_old_or_missing_are_named(
     programs(
         stack, tmp_path, pg_dump='echo "pg_dump (PostgreSQL) 9.6.24"', pg_restore='echo "pg_restore (PostgreSQL) 9.6"'
     )
-    refused = one_line(stack.vigil("backup", str(tmp_path / "other")))
+    refused = refusal(stack.vigil("backup", str(tmp_path / "other")))
     assert "pg_dump is version 9 and the server" in refused
     assert "postgresql-client-" in refused
-    assert "pg_restore is version 9" in one_line(stack.vigil("restore", str(path), "--force"))
+    assert "pg_restore is version 9" in refusal(stack.vigil("restore", str(path), "--force"))
     stack.environment["PATH"] = str(tmp_path / "nowhere")
-    assert "pg_dump is not on PATH" in one_line(stack.vigil("backup", str(tmp_path / "other")))
+    assert "pg_dump is not on PATH" in refusal(stack.vigil("backup", str(tmp_path / "other")))
     assert not (tmp_path / "other").exists()
 
 
@@ -165,13 +165,13 @@ def test_other_kind_of_database_is_refused(make_stack: MakeStack, database: Call
     path = tmp_path / "vigil.tar.gz"
     stack = make_stack(fresh=True, DATABASE_URL=database())
     assert stack.vigil("backup", str(path)).returncode == 0
-    refused = one_line(make_stack(fresh=True).vigil("restore", str(path)))
+    refused = refusal(make_stack(fresh=True).vigil("restore", str(path)))
     assert "a backup of PostgreSQL cannot be restored into SQLite: set DATABASE_URL" in refused
 
 
 def test_server_that_does_not_answer_is_a_sentence(make_stack: MakeStack, tmp_path: Path) -> None:
     stack = make_stack(fresh=True, DATABASE_URL=f"postgresql://vigil:{PASSWORD}@127.0.0.1:1/vigil")
-    assert "does not answer" in one_line(stack.vigil("backup", str(tmp_path / "file")))
+    assert "does not answer" in refusal(stack.vigil("backup", str(tmp_path / "file")))
 
 
 def programs(stack: Stack, folder: Path, **scripts: str) -> None:

@@ -52,7 +52,7 @@ def test_the_rank_with_nan_is_worst() -> None:
     assert math.isnan(band_now()[2][1])
 
 
-def test_one_rank_has_no_band() -> None:
+def test_a_single_rank_has_no_band() -> None:
     write("loss", ramp(0, 10))
     assert band_now() == {}
 

@@ -114,7 +114,7 @@ def test_the_handshake_of_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(sent[0]["headers"])[b"retry-after"] == b"5"
 
 
-def test_a_large_body_whose_sender_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_body_is_refused_while_its_sender_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[dict[str, Any]] = []
 
     def refuse(*about: str) -> None:

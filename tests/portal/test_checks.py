@@ -117,7 +117,7 @@ def test_prepare_stops_at_an_error_before_it_touches_anything(settings: Any) -> 
         call_command("prepare")
 
 
-def test_a_home_that_is_open_to_others_is_told(settings: Any, tmp_path: Path) -> None:
+def test_a_home_that_is_open_to_others_is_reported(settings: Any, tmp_path: Path) -> None:
     settings.VIGIL_HOME = tmp_path
     tmp_path.chmod(0o700)
     assert not checks.home_is_closed(None)

@@ -30,7 +30,7 @@ def home(user: User) -> str:
     return " ".join(response.text.split())
 
 
-def test_an_empty_home_says_what_to_do(mira: User) -> None:
+def test_an_empty_home_explains_what_to_do(mira: User) -> None:
     html = home(mira)
     assert "No jobs yet." in html
     assert 'href="/submit"' in html
@@ -102,13 +102,13 @@ def test_ends_of_a_sweep_are_one_line_for_each_state(
     assert ">9 other jobs</a> of sweep rates failed." in home(mira), "all are counted, however few are looked through"
 
 
-def test_somebody_without_a_project_is_told_whom_to_ask() -> None:
+def test_somebody_without_a_project_is_referred_to_a_sysadmin() -> None:
     yuki = person("yuki")
-    ask = "You are not in any project: ask a sysadmin to add you to one"
-    assert ask in home(yuki)
+    advice = "You are not in any project: ask a sysadmin to add you to one"
+    assert advice in home(yuki)
     assert "Submit your first job" not in home(yuki)
-    assert ask in signed_in(yuki).get("/jobs").text
-    assert ask not in home(person("finn", a_project()))
+    assert advice in signed_in(yuki).get("/jobs").text
+    assert advice not in home(person("finn", a_project()))
 
 
 def test_what_recovered_needs_nobody(mira: User, project: Project) -> None:
@@ -137,7 +137,7 @@ def test_what_took_several_attempts_counts_none_as_the_whole(mira: User, project
     assert "attempt 2: 19" in signed_in(mira).get("/jobs").text
 
 
-def test_seen_means_gone_from_the_list(mira: User, project: Project) -> None:
+def test_marking_ends_as_read_removes_them_from_the_list(mira: User, project: Project) -> None:
     a_job(mira, project, state="completed", name="wren")
     client = signed_in(mira)
     assert "Since your last visit" in client.get("/").text
@@ -155,7 +155,7 @@ def test_seen_means_gone_from_the_list(mira: User, project: Project) -> None:
     assert client.get("/seen").status_code == 405
 
 
-def test_own_jobs_come_first_and_strangers_never(mira: User, project: Project) -> None:
+def test_jobs_of_the_user_come_first_and_those_of_strangers_never(mira: User, project: Project) -> None:
     yuki = person("yuki", project)
     elsewhere = a_project("elsewhere")
     a_job(mira, project, state="running", name="mine", attempt={"step": 50, "steps": 200, "latest": {"loss": 2.318}})
@@ -169,7 +169,7 @@ def test_own_jobs_come_first_and_strangers_never(mira: User, project: Project) -
     assert '<progress value="0.25"' in html
 
 
-def test_waiting_says_why(mira: User, project: Project) -> None:
+def test_a_waiting_job_has_the_reason(mira: User, project: Project) -> None:
     a_job(mira, project, state="pending", name="longctx", attempt={"reason": "Needs 4 whole nodes."})
     html = home(mira)
     assert "Needs 4 whole nodes." in html

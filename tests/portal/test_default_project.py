@@ -73,7 +73,7 @@ def test_several_projects_are_deleted_together_or_none(
     assert Project.objects.count() == (2 if answer else 3)
 
 
-def test_a_project_with_jobs_says_what_to_do_first(browser: Client, default: Project) -> None:
+def test_deleting_a_project_with_jobs_explains_what_to_do_first(browser: Client, default: Project) -> None:
     lab.a_job(lab.person("mira", default), default)
     for query in ("", f"?successor={Project.objects.get(slug='vision').pk}"):
         refused = browser.post(path_of(default) + query, {"post": "yes"}, follow=True)
@@ -81,7 +81,7 @@ def test_a_project_with_jobs_says_what_to_do_first(browser: Client, default: Pro
     assert Project.objects.filter(pk=default.pk, is_default=True).exists()
 
 
-def test_the_last_project_says_what_to_do(browser: Client, default: Project) -> None:
+def test_deleting_the_last_project_explains_what_to_do(browser: Client, default: Project) -> None:
     browser.post(path_of(Project.objects.get(slug="vision")), {"post": "yes"})
     assert "No other project can replace it" in words(browser.get(path_of(default)).text)
 
@@ -105,9 +105,7 @@ def test_what_names_no_project_goes_to_the_successor(
     assert [project.slug for project in Project.objects.all()] == ["vision"], "no start makes the old one again"
 
 
-def test_one_that_is_renamed_stays_the_default(
-    browser: Client, default: Project, tmp_path: Path, settings: Any
-) -> None:
+def test_a_renamed_project_stays_the_default(browser: Client, default: Project, tmp_path: Path, settings: Any) -> None:
     mira = lab.person("mira", default)
     rows = {"memberships-TOTAL_FORMS": "0", "memberships-INITIAL_FORMS": "0"}
     browser.post(f"/admin/portal/project/{default.pk}/change/", {"slug": "commons", "title": "", **rows})
@@ -117,7 +115,7 @@ def test_one_that_is_renamed_stays_the_default(
     assert Job.objects.get().project_id == default.pk
 
 
-def test_a_stranger_to_the_successor_is_told_so(default: Project) -> None:
+def test_somebody_outside_the_successor_is_refused_at_the_field(default: Project) -> None:
     yuki = User.objects.create_user("yuki")
     refused = send(lab.bearer(yuki), "post", "/api/v1/jobs", {"spec": {"name": "wren"}})
     assert refused.status_code == 422

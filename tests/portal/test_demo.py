@@ -137,9 +137,7 @@ class TestLab:
         )
 
 
-def test_a_node_that_gets_an_agent_of_its_own_leaves_the_demonstration(
-    client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_gets_a_real_agent_leaves_the_demonstration(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up samples went on among the real ones, of GPUs that are not there."""
     now = time.time()
     monkeypatch.setattr(telemetry, "NODES", NODES[:1])

@@ -82,7 +82,7 @@ def test_every_listener_of_the_topic_hears_and_no_other(server: Server) -> None:
     run(server, scene)
 
 
-def test_a_slow_listener_is_told_and_does_not_slow_others(server: Server) -> None:
+def test_a_slow_listener_learns_of_its_gap_and_does_not_slow_others(server: Server) -> None:
     async def scene(hub: Hub) -> None:
         slow, quick = await join(hub, "a"), await join(hub, "a")
         slow.go_on.clear()
@@ -99,7 +99,7 @@ def test_a_slow_listener_is_told_and_does_not_slow_others(server: Server) -> Non
     run(server, scene)
 
 
-def test_after_an_outage_of_redis_listeners_are_told_and_hear_again(server: Server) -> None:
+def test_after_an_outage_of_redis_listeners_learn_of_the_gap_and_receive_again(server: Server) -> None:
     async def scene(hub: Hub) -> None:
         listener = await join(hub, "a")
         await asyncio.to_thread(server.kill)

@@ -29,7 +29,7 @@ BEAT = "import portal.ticks, celery.apps.beat"
     ],
     ids=["worker", "beat"],
 )
-def test_what_nobody_asks_it_is_not_loaded(tmp_path: Path, code: str, without: set[str]) -> None:
+def test_modules_that_are_not_needed_are_not_loaded(tmp_path: Path, code: str, without: set[str]) -> None:
     environment = {**os.environ, "VIGIL_HOME": str(tmp_path), "DJANGO_SETTINGS_MODULE": "portal.settings"}
     command = [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"]
     loaded = subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True)
@@ -51,7 +51,7 @@ def test_a_worker_keeps_its_database_open(portal_up: Stack) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_waits_goes_when_it_is_asked_to(portal_up: Stack, tmp_path: Path) -> None:
+def test_a_waiting_worker_stops_on_request(portal_up: Stack, tmp_path: Path) -> None:
     """Its wait for a task, which nobody sends to that queue, would last twenty seconds more (polling_interval)."""
     path = tmp_path / "log"
     with path.open("w") as log:

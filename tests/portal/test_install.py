@@ -48,7 +48,7 @@ def test_python_that_is_too_old_is_named(tmp_path: Path) -> None:
     assert refused.stderr == f"Vigil cannot be installed: PYTHON={old} is not Python 3.11 or newer.\n"
 
 
-def test_no_python_at_all_says_what_to_install(tmp_path: Path) -> None:
+def test_without_any_python_the_remedy_is_named(tmp_path: Path) -> None:
     for name in ("dirname", "mkdir", "cat", "flock", "sha256sum", "cut"):
         (tmp_path / name).symlink_to(Path("/usr/bin") / name)
     refused = install(tmp_path / "venv", PATH=str(tmp_path), PYTHON="")
@@ -190,7 +190,7 @@ esac"""
 
 
 @pytest.mark.parametrize("by", ["nvidia-smi", "VIGIL_TORCH"])
-def test_with_a_driver_or_told_so_the_ordinary_index_is_taken(tmp_path: Path, indexes: Indexes, by: str) -> None:
+def test_with_a_driver_or_by_setting_the_default_index_is_used(tmp_path: Path, indexes: Indexes, by: str) -> None:
     script(tmp_path / "nvidia-smi", "exit 0")
     more = {"VIGIL_TORCH": "cuda"} if by == "VIGIL_TORCH" else {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     request, text = chosen(tmp_path, TORCH_CPU_INDEX=indexes.url("cpu"), **more)
@@ -200,7 +200,7 @@ def test_with_a_driver_or_told_so_the_ordinary_index_is_taken(tmp_path: Path, in
 
 
 @pytest.mark.parametrize("lacks", ["answers nothing", "has no such torch"])
-def test_without_an_answer_of_the_cpu_index_the_ordinary_one_is_taken_and_said(
+def test_without_an_answer_of_the_cpu_index_the_default_index_is_used_and_named(
     tmp_path: Path, indexes: Indexes, lacks: str
 ) -> None:
     index = "http://127.0.0.1:1/cpu" if lacks == "answers nothing" else indexes.url("old")
@@ -242,7 +242,7 @@ def fetching(tmp_path: Path) -> list[str]:
     return [*reports, sys.executable, "-c", FETCHING, str(tmp_path / "enough")]
 
 
-def test_long_downloads_tell_how_far_they_are_in_a_log(tmp_path: Path) -> None:
+def test_long_downloads_report_their_progress_in_a_log(tmp_path: Path) -> None:
     environment = {**os.environ, "VIGIL_PROGRESS_EVERY": "0"}
     with subprocess.Popen(fetching(tmp_path), env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -252,19 +252,19 @@ def test_long_downloads_tell_how_far_they_are_in_a_log(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_on_a_terminal_one_line_is_written_anew_and_cleared(tmp_path: Path) -> None:
+def test_on_a_terminal_one_line_is_rewritten_and_cleared(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     process = subprocess.Popen(fetching(tmp_path), stdout=theirs)
     os.close(theirs)
-    seen = b""
-    while b"50 MB of 200 MB" not in seen:
-        seen += os.read(ours, 1000)
+    output = b""
+    while b"50 MB of 200 MB" not in output:
+        output += os.read(ours, 1000)
     (tmp_path / "enough").touch()
     assert process.wait(30) == 0
-    seen += os.read(ours, 1000)
+    output += os.read(ours, 1000)
     os.close(ours)
-    assert b"\n" not in seen
-    assert seen.endswith(b"\r\x1b[K")
+    assert b"\n" not in output
+    assert output.endswith(b"\r\x1b[K")
 
 
 def test_speed_and_seconds_left_are_of_the_last_seconds(tmp_path: Path) -> None:

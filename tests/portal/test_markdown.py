@@ -46,7 +46,7 @@ def test_nothing_runs_and_nothing_is_loaded(written: str) -> None:
         assert f'href="{scheme}' not in html.lower()
 
 
-def test_addresses_may_be_rewritten_and_headings_stay_below_the_page_s_own() -> None:
+def test_addresses_may_be_rewritten_and_headings_stay_below_those_of_the_page() -> None:
     assert 'href="/runbooks/x"' in markdown.render("[a](x.md)", link=lambda href: f"/runbooks/{href[:-3]}")
     assert markdown.render("# a\n## b", deeper=0) == "<h2>a</h2>\n<h2>b</h2>\n"
 

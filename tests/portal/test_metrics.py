@@ -76,19 +76,19 @@ def value_of(found: Found, name: str, **labels: str) -> float | None:
 
 @pytest.mark.django_db
 class TestWhoMay:
-    def ask(self, **headers: str) -> Any:
+    def get(self, **headers: str) -> Any:
         return Client().get("/metrics", headers=headers)
 
     def test_there_is_no_such_address_without_a_token_set(self, settings: Any) -> None:
         settings.VIGIL_METRICS_TOKEN = ""
-        assert self.ask(Authorization="Bearer ").status_code == 404
-        assert self.ask().status_code == 404
+        assert self.get(Authorization="Bearer ").status_code == 404
+        assert self.get().status_code == 404
 
     @pytest.mark.parametrize(
         "given", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer é", TOKEN]
     )
-    def test_a_wrong_one_is_refused(self, given: str) -> None:
-        answer = self.ask(Authorization=given) if given else self.ask()
+    def test_a_wrong_token_is_refused(self, given: str) -> None:
+        answer = self.get(Authorization=given) if given else self.get()
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"].startswith("Bearer")
         assert "vigil_" not in answer.text
@@ -192,7 +192,7 @@ class TestCluster:
         assert ("partition", nasty) in [pair for _, labels in found for pair in labels]
         assert value_of(found, "vigil_agent_up") is None
 
-    def test_it_asks_a_few_queries_however_many_machines(self, django_assert_max_num_queries: Any) -> None:
+    def test_the_number_of_queries_does_not_grow_with_machines(self, django_assert_max_num_queries: Any) -> None:
         for number in range(6):
             machine(2, node=f"dgx-{number:02}")
         scrape("?only=cluster")  # reads checks of the portal itself, which stay valid for seconds
@@ -231,14 +231,14 @@ class TestVigilItself:
         assert self.difference("vigil_intake_batches_total", before, **reports) == 2
         assert self.difference("vigil_intake_values_total", before, **reports) == 3
 
-    def test_each_process_tells_its_name(self, settings: Any) -> None:
+    def test_each_process_reports_its_name(self, settings: Any) -> None:
         settings.VIGIL_METRICS_PROCESS = "web-2"
         process_counters.count_request("GET", 200, 0.01)
         found = scrape("?only=process")
         assert {dict(labels).get("process") for _, labels in found} == {"web-2"}
         assert not [name for name, _ in scrape("?only=cluster") if name.startswith(("vigil_http", "vigil_intake"))]
 
-    def test_redis_away_is_told_and_nothing_else_fails(self, settings: Any, tmp_path: Path) -> None:
+    def test_a_missing_redis_is_reported_and_nothing_else_fails(self, settings: Any, tmp_path: Path) -> None:
         settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
         publish.connection.cache_clear()
         found = scrape()
@@ -264,14 +264,14 @@ class TestVigilItself:
         tasks.follow()
         assert value_of(scrape(), "vigil_follower_ticks_total") == 2, "somebody else is at it"
 
-    def test_nothing_is_written_where_nobody_may_ask(self, server: redis.Redis, settings: Any) -> None:
+    def test_nothing_is_written_while_metrics_are_disabled(self, server: redis.Redis, settings: Any) -> None:
         settings.VIGIL_METRICS_TOKEN = ""
         tasks.wake()
         assert not server.exists(KEY)
 
 
 class TestRequests:
-    def ask(self, status: int | None, method: str = "GET") -> None:
+    def handle(self, status: int | None, method: str = "GET") -> None:
         async def application(scope: Any, receive: Any, send: Any) -> None:
             if status == 0:
                 raise OSError("broken")
@@ -293,15 +293,15 @@ class TestRequests:
     )
     def test_are_counted_by_class(self, status: int, method: str, labels: tuple[str, str]) -> None:
         before = self.counts().get(labels, 0)
-        self.ask(status, method)
+        self.handle(status, method)
         assert self.counts()[labels] == before + 1
 
-    def test_one_that_fails_is_and_one_whose_sender_has_gone_is_not(self) -> None:
+    def test_failed_requests_are_counted_and_abandoned_ones_are_not(self) -> None:
         before = sum(self.counts().values())
-        self.ask(None)
+        self.handle(None)
         assert sum(self.counts().values()) == before
         with pytest.raises(OSError, match="broken"):
-            self.ask(0)
+            self.handle(0)
         assert sum(self.counts().values()) == before + 1
 
 
@@ -310,9 +310,9 @@ class TestFormat:
     def test_any_label_and_value_comes_back(self, labels: list[str], value: float) -> None:
         family = Family("x_total", "counter", 'a "b" \\ c\nd', ("one", "two"), [(tuple(labels), value)])
         text = exposition.render([family])
-        (mine,) = exposition.samples(text)
-        assert (mine.name, list(mine.labels.values())) == ("x_total", labels)
-        assert repr(mine.value) == repr(float(value))
+        (sample,) = exposition.samples(text)
+        assert (sample.name, list(sample.labels.values())) == ("x_total", labels)
+        assert repr(sample.value) == repr(float(value))
         if not re.search("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029\r]", "".join(labels)):  # where the stranger splits lines
             ((theirs,),) = [found.samples for found in text_string_to_metric_families(text)]
             assert (theirs.name, list(theirs.labels.values())) == ("x_total", labels)
@@ -342,7 +342,7 @@ def test_a_whole_portal_is_scraped(make_stack: Callable[..., Stack]) -> None:
     stack.start()
     headers = {"Authorization": f"Bearer {TOKEN}"}
 
-    def told() -> Found:
+    def scrape() -> Found:
         answer = httpx.get(f"{stack.url}/metrics", headers=headers, timeout=30)
         assert answer.status_code == 200
         return {
@@ -352,10 +352,10 @@ def test_a_whole_portal_is_scraped(make_stack: Callable[..., Stack]) -> None:
         }
 
     assert httpx.get(f"{stack.url}/metrics", timeout=30).status_code == 401
-    until(lambda: value_of(told(), "vigil_intake_posts_total", kind="telemetry", outcome="taken", process="web-1"))
-    found = told()
+    until(lambda: value_of(scrape(), "vigil_intake_posts_total", kind="telemetry", outcome="taken", process="web-1"))
+    found = scrape()
     assert value_of(found, "vigil_agent_up") == 1
     assert value_of(found, "vigil_redis_up") == 1
     assert (value_of(found, "vigil_http_requests_total", method="GET", status="4xx") or 0) >= 1
     assert (value_of(found, "vigil_http_requests_total", method="POST", status="2xx") or 0) >= 1
-    assert until(lambda: value_of(told(), "vigil_follower_ticks_total"))
+    assert until(lambda: value_of(scrape(), "vigil_follower_ticks_total"))

@@ -47,8 +47,8 @@ def home(user: User) -> str:
     return text(signed_in(user).get("/"))
 
 
-class TestWhoIsTold:
-    def test_one_person(self, oskar: User) -> None:
+class TestRecipients:
+    def test_a_person_gets_a_notice(self, oskar: User) -> None:
         idle(oskar, detail="Release it, or explain why it is needed.")
         html = home(oskar)
         assert f'<a href="/jobs/7">{IDLE}</a>' in html
@@ -86,14 +86,14 @@ class TestWhoIsTold:
         User.objects.filter(pk=sam.pk).update(is_superuser=False)
         assert listed(User.objects.get(pk=sam.pk)) == []
 
-    def test_a_row_is_for_one_audience(self, oskar: User) -> None:
+    def test_a_row_is_for_a_single_audience(self, oskar: User) -> None:
         now = timezone.now()
         times = {"raised_at": now, "last_raised_at": now}
         for audience, user in (("person", None), ("sysadmins", oskar)):
             with pytest.raises(IntegrityError), transaction.atomic():
                 Notice.objects.create(key="k", kind="k", title="t", audience=audience, user=user, **times)
 
-    def test_without_one_there_is_no_section(self, oskar: User) -> None:
+    def test_without_notices_there_is_no_section(self, oskar: User) -> None:
         html = home(oskar)
         assert "h-notices" not in html
         assert "No jobs yet." in html
@@ -124,7 +124,7 @@ class TestOnce:
         assert (report["id"], report["read_at"], report["withdrawn_at"]) == (first.pk, None, None)
         assert Notice.objects.get().raised_at > first.raised_at
 
-    def test_whoever_holds_it_now_is_told_when_it_is_raised_again(self, oskar: User) -> None:
+    def test_a_notice_raised_again_goes_to_the_present_user_of_the_gpu(self, oskar: User) -> None:
         idle(oskar)
         withdraw("gpu.idle:GPU-1")
         mira = person("mira", a_project())
@@ -140,7 +140,7 @@ class TestOnce:
         assert withdraw_missing("gpu.idle", ()) == 1
         assert [notice["kind"] for notice in listed(oskar)] == ["mount.slow"]
 
-    def test_goes_through_one_function_once_it_is_committed(
+    def test_goes_through_a_single_function_once_it_is_committed(
         self, oskar: User, django_capture_on_commit_callbacks: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level("INFO", "portal.notify")
@@ -196,7 +196,7 @@ class TestReading:
         assert client.post(f"/notices/{2**70}/read").status_code == 404
         assert Client().post(f"/notices/{notice.pk}/read").headers["Location"].startswith("/accounts/login/")
 
-    def test_asks_for_the_token_of_the_page(self, oskar: User) -> None:
+    def test_requires_the_token_of_the_page(self, oskar: User) -> None:
         idle(oskar)
         pk = Notice.objects.get().pk
         client = signed_in(oskar, enforce_csrf_checks=True)
@@ -218,11 +218,11 @@ class TestReading:
     def test_page_by_page(self, oskar: User) -> None:
         for number in range(5):
             idle(oskar, f"gpu.idle:{number}", title=f"{number}.")
-        client, page, seen = bearer(oskar), {"next": ""}, []
+        client, page, titles = bearer(oskar), {"next": ""}, []
         while page["next"] is not None:
             page = client.get(f"/api/v1/notices?limit=2&cursor={page['next']}").json()
-            seen += [notice["title"] for notice in page["items"]]
-        assert seen == ["4.", "3.", "2.", "1.", "0."]
+            titles += [notice["title"] for notice in page["items"]]
+        assert titles == ["4.", "3.", "2.", "1.", "0."]
         assert client.get("/api/v1/notices?cursor=nonsense").status_code == 422
         assert client.get("/api/v1/notices?unread=maybe").status_code == 422
 

@@ -27,7 +27,7 @@ def test_theme_comes_from_a_cookie_and_goes_into_it() -> None:
     assert "<script>" not in client.get("/accounts/login/").text.split("<body")[0].replace("<script src", "")
 
 
-def test_theme_goes_back_to_where_one_was_but_not_elsewhere() -> None:
+def test_theme_returns_to_the_previous_page_and_to_no_other_site() -> None:
     client = Client()
     assert client.post("/theme", {"theme": "dark"}, headers={"referer": "http://testserver/jobs?q=x"}).url == (  # type: ignore[attr-defined]
         "http://testserver/jobs?q=x"
@@ -58,7 +58,7 @@ def test_the_bar_shows_sysadmins_what_waits_for_a_decision() -> None:
     assert 'href="/health"' not in signed_in(person("mira")).get("/jobs").text
 
 
-def test_pages_ask_who_one_is() -> None:
+def test_pages_require_a_sign_in() -> None:
     for path in ("/", "/jobs", "/jobs/1", "/jobs/1/logs", "/submit", "/me/"):
         response = Client().get(path)
         assert response.status_code == 302, path
@@ -73,14 +73,14 @@ def test_error_pages_are_ours_and_keep_the_policy() -> None:
     assert " style=" not in response.text
 
 
-def test_a_refusal_says_who_may_do_it() -> None:
+def test_a_refusal_names_who_may_do_it() -> None:
     refused = signed_in(person("mira", a_project())).get("/drains/return")
     assert refused.status_code == 403
     assert "Only sysadmins can undrain nodes. Ask one of them." in refused.text
     assert "lead of the project" not in refused.text
 
 
-def test_a_page_that_breaks_says_so_with_nothing_to_lean_on() -> None:
+def test_the_page_of_an_internal_error_needs_no_context() -> None:
     response = server_error(RequestFactory().get("/"))
     assert response.status_code == 500
     assert b"Vigil failed to show" in response.content

@@ -64,14 +64,14 @@ class Site:
         # Ready is said with the public address, which answers once the proxy is there.
         self.stack.start()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        own = {"VIGIL_HOST": "127.0.0.1", "VIGIL_PORT": str(self.second_port), "PATH": path}
+        extra = {"VIGIL_HOST": "127.0.0.1", "VIGIL_PORT": str(self.second_port), "PATH": path}
         home = self.stack.home
         self.second = start(
-            [str(REPOSITORY / "docker/entrypoint.sh"), "web"], home / "second.log", {**self.stack.environment, **own}
+            [str(REPOSITORY / "docker/entrypoint.sh"), "web"], home / "second.log", {**self.stack.environment, **extra}
         )
         text = (REPOSITORY / "docker/nginx.conf").read_text()
         for name, replacement in {
-            "web1:8000": f"127.0.0.1:{self.own_port}",
+            "web1:8000": f"127.0.0.1:{self.first_port}",
             "web2:8000": f"127.0.0.1:{self.second_port}",
             "listen 8080": f"listen 127.0.0.1:{self.port}",
             "/tmp/": f"{home}/",
@@ -82,11 +82,11 @@ class Site:
         home.chmod(0o711)  # nginx drops root for its workers
         nginx = ["nginx", "-c", str(home / "nginx.conf"), "-g", "daemon off;"]
         self.nginx = start(nginx, home / "nginx.log", dict(os.environ))
-        for port in (self.own_port, self.second_port, self.port):
+        for port in (self.first_port, self.second_port, self.port):
             until(lambda port=port: answers(f"http://127.0.0.1:{port}"), f"port {port}; {self.logs()}")
 
     @property
-    def own_port(self) -> int:
+    def first_port(self) -> int:
         return self.stack.listening_port
 
     def logs(self) -> str:
@@ -162,7 +162,7 @@ def state_of(browser: httpx.Client, job_id: int) -> Any:
     return json.loads(browser.get(f"/api/v1/jobs/{job_id}").text).get("state")
 
 
-def test_one_web_may_die(site: Site) -> None:
+def test_the_portal_survives_the_loss_of_a_web(site: Site) -> None:
     site.second.kill()
     site.second.wait(10)
     with httpx.Client(base_url=site.url, trust_env=False) as client:

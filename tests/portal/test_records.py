@@ -43,27 +43,27 @@ def test_they_have_vigils_name_and_lead_back(browser: Client, path: str) -> None
     html = browser.get(path).text
     title = html.partition("<title>")[2].partition("</title>")[0]
     assert title.strip().endswith("| Vigil"), title
-    seen = words(html)
-    assert "unfold" not in seen.lower()
-    assert "django" not in seen.lower()
-    assert "Axes" not in seen
+    text = words(html)
+    assert "unfold" not in text.lower()
+    assert "django" not in text.lower()
+    assert "Axes" not in text
     for there in ("/", "/jobs", "/nodes", "/me/"):
         assert f'href="{there}"' in html
 
 
 def test_they_speak_our_words(browser: Client) -> None:
-    seen = words(browser.get("/admin/").text)
+    text = words(browser.get("/admin/").text)
     for name in ("People and projects", "People", "Audit log", "Failed sign-ins", "Cluster", "QOS"):
-        assert name in seen
-    assert "Axes" not in seen
-    assert "Access attempts" not in seen
+        assert name in text
+    assert "Axes" not in text
+    assert "Access attempts" not in text
     assert "Sysadmin" in words(browser.get("/admin/portal/user/").text)
     assert "uperuser" not in words(
         browser.get("/admin/portal/user/add/").text + browser.get("/admin/portal/user/").text
     )
 
 
-def test_their_colours_come_from_our_own_styles(browser: Client) -> None:
+def test_their_colours_come_from_our_styles(browser: Client) -> None:
     html = browser.get("/admin/").text
     for name in ("css/tokens.css", "css/records.css", "favicon.svg"):
         assert f"/static/{name}" in html
@@ -103,11 +103,11 @@ def person_form(user: User, **changes: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("right", ["is_superuser", "is_active"])
-def test_the_last_sysadmin_stays_one(browser: Client, right: str) -> None:
+def test_the_last_sysadmin_remains_a_sysadmin(browser: Client, right: str) -> None:
     sam = User.objects.get()
     path = f"/admin/portal/user/{sam.pk}/change/"
-    seen = words(browser.post(path, person_form(sam, **{right: ""})).text)
-    assert "sam is the last sysadmin" in seen
+    text = words(browser.post(path, person_form(sam, **{right: ""})).text)
+    assert "sam is the last sysadmin" in text
     assert browser.get("/admin/").status_code == 200
     lab.sysadmin("sue")
     assert browser.post(path, person_form(sam, **{right: ""})).status_code == 302
@@ -135,7 +135,7 @@ def test_the_last_sysadmin_is_not_deleted_alone_or_among_others(browser: Client)
 
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="On SQLite one writes at a time")
 @pytest.mark.django_db(transaction=True)
-def test_of_two_sysadmins_who_take_each_others_right_one_keeps_it() -> None:
+def test_of_two_sysadmins_who_demote_each_other_one_remains() -> None:
     users = [lab.sysadmin("sam"), lab.sysadmin("sue")]
     browsers, start = [lab.signed_in(user) for user in users], Barrier(2)
 
@@ -161,13 +161,13 @@ def test_what_is_no_record_is_not_deleted(browser: Client, selected: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "asked", ["at__year=99999", "at__gte=99999-99-99", "q=%00", "o=99.-1", "p=99999999999999999999"]
+    "query", ["at__year=99999", "at__gte=99999-99-99", "q=%00", "o=99.-1", "p=99999999999999999999"]
 )
-def test_what_no_list_can_be_asked_for_leads_to_a_page(browser: Client, asked: str) -> None:
-    assert browser.get(f"/admin/portal/auditentry/?{asked}", follow=True).status_code == 200
+def test_invalid_queries_of_a_list_lead_to_a_page(browser: Client, query: str) -> None:
+    assert browser.get(f"/admin/portal/auditentry/?{query}", follow=True).status_code == 200
 
 
-def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lists_are_counted_up_to_a_limit_and_paged(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "MAX_ROWS", 3)
     monkeypatch.setattr(admin.HistoryAdmin, "list_per_page", 2)
     for number in range(5):
@@ -179,27 +179,27 @@ def test_of_many_they_count_and_page_some_and_say_so(browser: Client, monkeypatc
     assert "#2" in words(browser.get("/admin/portal/auditentry/?p=2").text)
 
 
-def test_a_word_is_looked_for_among_the_newest(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_is_searched_among_the_newest(browser: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "SEARCHED_ROWS", 2)
     for number in range(4):
         AuditEntry.objects.create(action="job.cancel", thing=f"heron-{number}")
     html = browser.get("/admin/portal/auditentry/?q=heron").text
-    seen = words(html)
-    assert "heron-3" in seen
-    assert "heron-2" in seen
-    assert "heron-1" not in seen
+    text = words(html)
+    assert "heron-3" in text
+    assert "heron-2" in text
+    assert "heron-1" not in text
     assert "Among the newest" in html
-    assert "Show counts" not in seen
+    assert "Show counts" not in text
 
 
 def test_jobs_are_found_as_on_their_page_and_attempts_by_their_numbers(browser: Client) -> None:
     mira, project = lab.person("mira"), lab.a_project()
     heron, wren = (lab.a_job(mira, project, name=name) for name in ("heron", "wren"))
     Attempt.objects.filter(job=wren).update(scheduler_id="4711")
-    seen = words(browser.get("/admin/jobs/job/?q=hero").text)
-    assert "heron" in seen
-    assert "wren" not in seen
+    text = words(browser.get("/admin/jobs/job/?q=hero").text)
+    assert "heron" in text
+    assert "wren" not in text
     for word in ("4711", f"#{wren.pk}", wren.latest.key):
-        seen = words(browser.get("/admin/jobs/attempt/", {"q": word}).text)
-        assert "wren" in seen
-        assert "heron" not in seen
+        text = words(browser.get("/admin/jobs/attempt/", {"q": word}).text)
+        assert "wren" in text
+        assert "heron" not in text

@@ -41,8 +41,8 @@ def as_text(context, value):
 
 
 @pytest.fixture
-def one_connection():
-    """As Django's own test client does: requests leave the test's connection and its transaction alone."""
+def single_connection():
+    """Let requests leave the test's connection and its transaction alone, as Django's test client does."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     yield
@@ -51,7 +51,7 @@ def one_connection():
 
 
 @pytest.fixture
-def rows(tmp_path, settings, one_connection):
+def rows(tmp_path, settings, single_connection):
     """A lab with something behind every address, seen by a sysadmin: for others half of them only answers 403."""
     settings.VIGIL_RUNS = tmp_path
     settings.VIGIL_API_RATE = 10**6
@@ -61,11 +61,11 @@ def rows(tmp_path, settings, one_connection):
     job = lab.a_job(mira, project, state="running", attempt={"step": 5, "steps": 10, "latest": {"loss": "NaN"}})
     Event.objects.create(attempt=job.latest, time=job.created_at, kind="phase", data={"phase": "step"})
     Channel.objects.create(user=mira, kind="email", address="mira@lab.example")
-    said = Verdict("unknown", 0.3, "Failed for an unknown reason.", "Look again.").as_json()
+    verdict = Verdict("unknown", 0.3, "Failed for an unknown reason.", "Look again.").as_json()
     incident = Incident.objects.create(
         attempt=job.latest, project=project, at=job.created_at, version=1, cause="unknown", confidence=0.3
     )
-    Diagnosis.objects.create(incident=incident, version=1, cause="unknown", confidence=0.3, verdict=said)
+    Diagnosis.objects.create(incident=incident, version=1, cause="unknown", confidence=0.3, verdict=verdict)
     raise_notice("gpu.idle:1", kind="gpu.idle", to=mira, title="A GPU is idle.", link=f"/jobs/{job.pk}")
     found = behind_addresses.fill(project)
     found.names |= {"job_id": job.pk, "code": "unknown"}
@@ -79,13 +79,13 @@ def secret(rows):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(PARTS))
-def test_api_keeps_its_own_schema(part, rows, secret):
+def test_api_conforms_to_its_schema(part, rows, secret):
     """A twelfth of the addresses: a test for each of them would be of one name, and workers run each name once."""
     for address in addresses()[part::PARTS]:
-        ask(address, rows, secret)
+        check_address(address, rows, secret)
 
 
-def ask(address, rows, secret):
+def check_address(address, rows, secret):
     @given(case=address.as_strategy())
     @settings(
         max_examples=examples(15), deadline=None, derandomize=True, database=None,
@@ -93,10 +93,10 @@ def ask(address, rows, secret):
     )  # fmt: skip
     def keeps_its_schema(case):
         headers = {"Authorization": f"Bearer {secret}"}
-        known = rows.known(case.path)  # or hardly anything would be reached
+        values = rows.parameters(case.path)  # or hardly anything would be reached
         for name, value in (case.path_parameters or {}).items():
-            if name in known and (value if isinstance(value, int) else len(value)) % 4:
-                case.path_parameters[name] = known[name]
+            if name in values and (value if isinstance(value, int) else len(value)) % 4:
+                case.path_parameters[name] = values[name]
         if len(str(case.body)) % 2:
             case.body = rows.named(case.body)
         if "attempts" in case.path:  # has a door of its own

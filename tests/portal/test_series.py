@@ -43,10 +43,10 @@ def test_the_bytes_of_a_chunk_come_back(points: list[tuple[int, float, float]], 
     for item, other in ((back.step, step), (back.time, time), (back.value, values)):
         np.testing.assert_array_equal(item, other)
     order = np.unique(step, return_index=True)[1]
-    mine = Points(step[order], time[order], values[order])
-    merged = codec.decode_merged(codec.encode_merged(mine))
+    expected = Points(step[order], time[order], values[order])
+    merged = codec.decode_merged(codec.encode_merged(expected))
     for name in ("step", "time", "value"):
-        np.testing.assert_array_equal(getattr(merged, name), getattr(mine, name))
+        np.testing.assert_array_equal(getattr(merged, name), getattr(expected, name))
 
 
 @given(st.lists(st.lists(st.lists(st.tuples(st.integers(0, 2**53 - 1), value), min_size=1, max_size=9), max_size=4)))
@@ -154,7 +154,7 @@ def test_what_is_not_there_is_empty() -> None:
     assert not Chunk.objects.exists()
 
 
-def test_what_was_done_again_is_told_and_nothing_else() -> None:
+def test_repeated_steps_are_reported_and_nothing_else() -> None:
     write("loss", ramp(0, 100))
     write("loss", ramp(80, 120), incarnation=1)
     write("loss", ramp(120, 150), owner=LATER)  # it went on: nothing was done again
@@ -198,7 +198,7 @@ def test_from_afar_no_chunk_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(curve.mean, (curve.min + curve.max) / 2)
 
 
-def test_from_afar_a_job_that_began_anew_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_afar_a_restarted_job_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first attempt's steps are all superseded: told from the rows, without opening 40 chunks."""
     n = 1024 * 40
     write("loss", (0, [(step, 1e6) for step in range(n)]))
@@ -226,7 +226,7 @@ def test_from_afar_an_overlap_is_exact() -> None:
     assert curve.breaks
 
 
-def test_what_is_not_finite_is_kept_and_told_as_gaps() -> None:
+def test_values_that_are_not_finite_are_stored_and_reported_as_gaps() -> None:
     write("loss", (0, [(0, 1.0), (1, math.nan), (2, math.nan), (3, math.inf), (5, 2.0), (6, -math.inf)]))
     curve = read.curve([OWNER], "loss")
     assert curve.gaps == [(1, 3, "NaN"), (6, 6, "-Infinity")]

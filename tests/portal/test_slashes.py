@@ -10,7 +10,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize(
-    ("asked", "there"),
+    ("requested", "there"),
     [
         ("/jobs/", "/jobs"),
         ("/submit/?from=7&x=%2F", "/submit?from=7&x=%2F"),
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.django_db
         ("/api/v1/jobs/7/logs/", "/api/v1/jobs/7/logs"),
     ],
 )
-def test_who_reads_is_sent_on(asked, there):
-    for ask in (Client().get, Client().head):
-        answer = ask(asked)
+def test_who_reads_is_sent_on(requested, there):
+    for method in (Client().get, Client().head):
+        answer = method(requested)
         assert (answer.status_code, answer.headers["Location"]) == (301, there)
 
 
@@ -70,8 +70,8 @@ def test_whoever_posts_is_not_sent_on():
     ],
 )
 def test_what_people_type_leads_somewhere(typed, there):
-    for ask in (Client().get, Client().head):
-        answer = ask(typed)
+    for method in (Client().get, Client().head):
+        answer = method(typed)
         assert (answer.status_code, answer.headers["Location"]) == (302, there)
 
 
@@ -90,7 +90,7 @@ def test_every_lead_arrives():
 
 
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
-def test_what_is_sent_to_an_endpoint_with_a_slash_is_told_the_right_one(method):
+def test_a_request_to_an_endpoint_with_a_slash_gets_the_right_address(method):
     client = lab.bearer(lab.person("mira", lab.a_project()), enforce_csrf_checks=True)
     answer = getattr(client, method)("/api/v1/jobs/", data="{}", content_type="application/json")
     assert answer.status_code == 404

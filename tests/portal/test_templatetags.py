@@ -114,7 +114,7 @@ def test_a_state_is_a_glyph_and_a_word() -> None:
     assert 'class="sr">running' in render('{% state "running" quiet=True %}')
 
 
-def test_times_are_elements_that_one_timer_keeps_true() -> None:
+def test_times_are_elements_that_a_single_timer_updates() -> None:
     html = render("{{ then|ago }}", then=timezone.now() - timedelta(minutes=5))
     assert 'data-time="ago"' in html
     assert "title=" in html

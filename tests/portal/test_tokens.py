@@ -22,7 +22,7 @@ def mira():
     return lab.person("mira", lab.a_project())
 
 
-def asks(secret: str) -> Client:
+def client_with(secret: str) -> Client:
     return Client(headers={"Authorization": f"Bearer {secret}"})
 
 
@@ -38,15 +38,15 @@ def test_page_makes_a_token_and_shows_it_once(mira):
     assert secret not in f"{token.digest}{token.hint}"
     assert secret.startswith(token.hint)
     assert timedelta(days=29) < token.expires_at - timezone.now() < timedelta(days=30)
-    assert asks(secret).get("/api/v1/me").json()["username"] == "mira"
+    assert client_with(secret).get("/api/v1/me").json()["username"] == "mira"
 
 
 def test_page_revokes(mira):
     token, secret = Token.issue(mira, "laptop")
     assert lab.signed_in(lab.person("eve")).post(f"/me/tokens/{token.pk}/revoke/").status_code == 302
-    assert asks(secret).get("/api/v1/me").status_code == 200, "not hers"
+    assert client_with(secret).get("/api/v1/me").status_code == 200, "not hers"
     lab.signed_in(mira).post(f"/me/tokens/{token.pk}/revoke/")
-    assert asks(secret).get("/api/v1/me").status_code == 401
+    assert client_with(secret).get("/api/v1/me").status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_api_makes_lists_and_revokes(mira):
     assert created.json()["secret"] not in str(listed)
     assert browser.delete(f"/api/v1/tokens/{created.json()['id']}").status_code == 204
     assert browser.delete(f"/api/v1/tokens/{created.json()['id']}").status_code == 404
-    assert asks(created.json()["secret"]).get("/api/v1/me").status_code == 401
+    assert client_with(created.json()["secret"]).get("/api/v1/me").status_code == 401
 
 
 def test_a_token_of_somebody_else_is_not_there(mira):
@@ -94,7 +94,7 @@ def test_a_token_of_somebody_else_is_not_there(mira):
 def test_dead_tokens_open_nothing(mira, change):
     token, secret = Token.issue(mira, "old")
     Token.objects.filter(pk=token.pk).update(**change)
-    answer = asks(secret).get("/api/v1/me")
+    answer = client_with(secret).get("/api/v1/me")
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"].startswith("Bearer")
 
@@ -103,7 +103,7 @@ def test_the_tokens_of_the_dismissed_are_dead(mira):
     _, secret = Token.issue(mira, "laptop")
     mira.is_active = False
     mira.save()
-    assert asks(secret).get("/api/v1/me").status_code == 401
+    assert client_with(secret).get("/api/v1/me").status_code == 401
 
 
 @pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer ", "Bearer", "Basic bWlyYTp4", "nonsense", ""])
@@ -123,7 +123,7 @@ def test_read_scope_reads_only(mira):
     assert "scope write" in refused.json()["detail"]
 
 
-def test_a_token_cannot_make_a_mightier_one(mira):
+def test_a_token_cannot_make_a_token_with_more_rights(mira):
     sam = lab.sysadmin()
     assert send(lab.bearer(sam), "post", "/api/v1/tokens", {"name": "x", "scope": "admin"}).status_code == 403
     assert send(lab.bearer(sam, "admin"), "post", "/api/v1/tokens", {"name": "x", "scope": "admin"}).status_code == 201
@@ -135,10 +135,10 @@ def test_a_token_cannot_make_a_mightier_one(mira):
 
 def test_use_is_noted_at_most_once_a_minute(mira, django_assert_num_queries):
     token, secret = Token.issue(mira, "laptop")
-    asks(secret).get("/api/v1/me")
+    client_with(secret).get("/api/v1/me")
     token.refresh_from_db()
     assert token.last_used_at is not None
-    client = asks(secret)
+    client = client_with(secret)
     with django_assert_num_queries(1):
         client.get("/api/v1/me")
 
@@ -197,28 +197,28 @@ def test_a_changed_password_offers_to_revoke_tokens_and_for_sysadmins_by_default
     assert "laptop (write, never used)" in page
     assert ("checked" in page.split('id="id_revoke_tokens"')[1].split(">")[0]) == is_sysadmin
     browser.post("/accounts/password/change/", NEW)
-    assert asks(secret).get("/api/v1/me").status_code == 200, "not chosen"
+    assert client_with(secret).get("/api/v1/me").status_code == 200, "not chosen"
     again = {"oldpassword": "quite new indeed", "password1": "newer than that", "password2": "newer than that"}
     browser.post("/accounts/password/change/", {**again, "revoke_tokens": "on"})
     mira.refresh_from_db()
     assert mira.check_password("newer than that")
-    assert asks(secret).get("/api/v1/me").status_code == 401
+    assert client_with(secret).get("/api/v1/me").status_code == 401
 
 
 @pytest.mark.usefixtures("_nobody_has_tried")
 def test_a_refused_password_revokes_nothing(mira):
     _, secret = Token.issue(mira, "laptop")
     lab.signed_in(mira).post("/accounts/password/change/", {**NEW, "oldpassword": "wrong", "revoke_tokens": "on"})
-    assert asks(secret).get("/api/v1/me").status_code == 200
+    assert client_with(secret).get("/api/v1/me").status_code == 200
 
 
-def test_a_password_set_by_a_link_offers_it_too_but_a_first_one_does_not(mira):
+def test_a_new_password_by_link_offers_it_too_but_a_first_password_does_not(mira):
     _, secret = Token.issue(mira, "laptop")
     fields = {"new_password1": "quite new indeed", "new_password2": "quite new indeed", "revoke_tokens": "on"}
     browser = by_link(mira)
     assert "laptop" in browser.get("/accounts/password/new/").content.decode()
     browser.post("/accounts/password/new/", fields)
-    assert asks(secret).get("/api/v1/me").status_code == 401
+    assert client_with(secret).get("/api/v1/me").status_code == 401
     sam = lab.sysadmin()
     sam.set_unusable_password()
     sam.save()
@@ -226,7 +226,7 @@ def test_a_password_set_by_a_link_offers_it_too_but_a_first_one_does_not(mira):
     browser = by_link(sam)
     assert "revoke_tokens" not in browser.get("/accounts/password/new/").content.decode()
     browser.post("/accounts/password/new/", fields)
-    assert asks(secret).get("/api/v1/me").status_code == 200, "vigil on the portal's machine goes on"
+    assert client_with(secret).get("/api/v1/me").status_code == 200, "vigil on the portal's machine goes on"
 
 
 def test_a_sysadmin_who_sets_somebodys_password_is_offered_it(mira):
@@ -240,7 +240,7 @@ def test_a_sysadmin_who_sets_somebodys_password_is_offered_it(mira):
     browser.post(path, {**fields, "usable_password": "true", "revoke_tokens": "on"})
     mira.refresh_from_db()
     assert mira.check_password("quite new indeed")
-    assert asks(secret).get("/api/v1/me").status_code == 401
+    assert client_with(secret).get("/api/v1/me").status_code == 401
 
 
 def test_vigil_on_this_machine_goes_on_after_its_token_was_revoked(
@@ -253,8 +253,8 @@ def test_vigil_on_this_machine_goes_on_after_its_token_was_revoked(
     with django_capture_on_commit_callbacks(execute=True):
         assert actions.revoke_all_tokens(sam) == 1
     after = tomllib.loads((tmp_path / "cli.toml").read_text())["token"]
-    assert asks(before).get("/api/v1/me").status_code == 401
-    assert asks(after).get("/api/v1/me").status_code == 200
+    assert client_with(before).get("/api/v1/me").status_code == 401
+    assert client_with(after).get("/api/v1/me").status_code == 200
 
 
 # Their longest life
@@ -279,9 +279,9 @@ def test_the_site_limits_how_long_tokens_live_at_every_door(mira, settings, tmp_
 def test_a_shorter_life_ends_older_tokens_too(mira, settings):
     _, secret = Token.issue(mira, "laptop", days=365)
     Token.objects.update(created_at=timezone.now() - timedelta(days=40))
-    assert asks(secret).get("/api/v1/me").status_code == 200
+    assert client_with(secret).get("/api/v1/me").status_code == 200
     settings.VIGIL_TOKEN_MAX_DAYS = 30
-    assert asks(secret).get("/api/v1/me").status_code == 401
+    assert client_with(secret).get("/api/v1/me").status_code == 401
     (listed,) = lab.signed_in(mira).get("/api/v1/tokens").json()["items"]
     assert listed["expired"]
 

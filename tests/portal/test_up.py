@@ -23,7 +23,7 @@ MakeStack = Callable[..., Stack]
 
 
 @pytest.fixture(scope="module")
-def kept_up(prepared_home: Path) -> Iterator[Stack]:
+def recovering_stack(prepared_home: Path) -> Iterator[Stack]:
     """A stack for tests that break it and wait until it recovers."""
     stack = Stack(prepared_home)
     try:
@@ -56,8 +56,8 @@ def test_starts_serves_stops_within_five_seconds_and_starts_again(make_stack: Ma
 
 
 @pytest.mark.slow
-def test_every_child_is_restarted(kept_up: Stack) -> None:
-    stack = kept_up
+def test_every_child_is_restarted(recovering_stack: Stack) -> None:
+    stack = recovering_stack
     for name in NAMES:
         old = stack.kill(name)
         assert stack.wait_for_new(name, old) != old
@@ -80,8 +80,8 @@ def test_killed_supervisor_leaves_no_process_and_can_start_again(make_stack: Mak
 
 
 @pytest.mark.slow
-def test_workers_take_tasks_again_after_redis_died(kept_up: Stack) -> None:
-    stack = kept_up
+def test_workers_take_tasks_again_after_redis_died(recovering_stack: Stack) -> None:
+    stack = recovering_stack
     old = stack.kill("redis")
     stack.wait_for_new("redis", old)
     path = redis.socket_path(stack.home / "redis")
@@ -95,8 +95,8 @@ def test_workers_take_tasks_again_after_redis_died(kept_up: Stack) -> None:
 
 
 @pytest.mark.slow
-def test_one_a_home(kept_up: Stack) -> None:
-    stack = kept_up
+def test_a_home_has_a_single_portal(recovering_stack: Stack) -> None:
+    stack = recovering_stack
     second = _up(stack, "--port", "0")
     assert second.returncode == 1
     assert f"already running from {stack.home} (process {stack.pid('up')}, {stack.url})" in second.stderr
@@ -173,12 +173,12 @@ def test_file_that_is_no_database_is_one_sentence(make_stack: MakeStack) -> None
 
 
 @pytest.mark.parametrize("host", ["::1%nowhere", "192.0.2.1", "a..b"])
-def test_wrong_host_is_not_told_as_a_port_in_use(host: str) -> None:
+def test_wrong_host_is_not_reported_as_a_port_in_use(host: str) -> None:
     with pytest.raises(preflight.StartRefused, match=f"the address {host}: set VIGIL_HOST"):
         preflight.listen(host, 18_765)
 
 
-def test_home_whose_lock_is_somebody_elses_is_one_sentence(make_stack: MakeStack) -> None:
+def test_home_with_a_lock_of_somebody_else_is_one_sentence(make_stack: MakeStack) -> None:
     stack = make_stack(fresh=True, SECRET_KEY="k")
     (stack.home / "up.lock").mkdir()  # root may write every file
     refused = _up(stack, "--port", "0")
@@ -187,7 +187,7 @@ def test_home_whose_lock_is_somebody_elses_is_one_sentence(make_stack: MakeStack
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_no_redis_and_no_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_redis_and_its_wheel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(redis.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(redis.NoRedis, match="apt-get install redis-server"):
@@ -221,15 +221,15 @@ def test_child_that_will_not_end_is_killed_in_time(tmp_path: object) -> None:
 
 
 @pytest.mark.skipif(not preflight.Path("/proc/self/autogroup").exists(), reason="the kernel knows no sessions' shares")
-def test_child_that_steps_back_does_so_beside_other_sessions(tmp_path: object) -> None:
+def test_child_with_niceness_yields_to_other_sessions(tmp_path: object) -> None:
     folder = preflight.Path(str(tmp_path))
-    tell = "import os; print(os.nice(0), open('/proc/self/autogroup').read(), 'told', flush=True)"
-    child = supervise.Child("back", [sys.executable, "-c", tell], folder / "back.log", folder, niceness=7)
-    child.important, child.ready = None, _regex("told")
+    script = "import os; print(os.nice(0), open('/proc/self/autogroup').read(), 'ready', flush=True)"
+    child = supervise.Child("back", [sys.executable, "-c", script], folder / "back.log", folder, niceness=7)
+    child.important, child.ready = None, _regex("ready")
     child.start()
     until(lambda: child.read_log() or child.is_ready, "the child")
-    own, session = child.log.read_text().split(" ", 1)
-    assert int(own) == os.nice(0) + 7
+    niceness, session = child.log.read_text().split(" ", 1)
+    assert int(niceness) == os.nice(0) + 7
     assert session.splitlines()[0].endswith("nice 7")
     child.kill()
 

@@ -78,7 +78,7 @@ def machine(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         stack.close()
 
 
-def test_a_newcomer_sees_their_own_machine_live(machine: Machine) -> None:
+def test_a_newcomer_sees_their_machine_live(machine: Machine) -> None:
     there = until(lambda: _gpus(machine), "the agent to tell of GPUs")
     assert [gpu["uuid"] for gpu in there] == [nvml.uuid(i) for i in range(8)]
     report = machine.get(f"/api/v1/nodes/{HOST}/telemetry")
@@ -99,7 +99,7 @@ def _holders(machine: Machine) -> list[list[int]]:
     return [[holder["job"] for holder in gpu["holders"]] for gpu in _gpus(machine)]
 
 
-def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
+def test_each_job_shows_its_gpus(machine: Machine) -> None:
     machine.gpus.set_state(
         "* gpu_percent 0", "0 gpu_percent 77", "1 gpu_percent 77", "2 gpu_percent 33", "3 gpu_percent 33"
     )
@@ -108,8 +108,8 @@ def test_each_job_shows_its_own_gpus(machine: Machine) -> None:
         found = [until(lambda job=job: _heat(machine, job), f"what the GPUs of #{job} do") for job in jobs]
         uuids = [{row["uuid"] for row in heat["items"]} for heat in found]
         assert sorted(map(sorted, uuids)) == [[nvml.uuid(0), nvml.uuid(1)], [nvml.uuid(2), nvml.uuid(3)]]
-        for heat, mine in zip(found, uuids, strict=True):
-            busy = 77 if nvml.uuid(0) in mine else 33
+        for heat, allocated in zip(found, uuids, strict=True):
+            busy = 77 if nvml.uuid(0) in allocated else 33
             assert busy in {value for row in heat["items"] for value in row["most"]}
         holders = {gpu["index"]: [holder["job"] for holder in gpu["holders"]] for gpu in _gpus(machine)}
         assert sorted(holders[0] + holders[2]) == jobs
@@ -128,7 +128,7 @@ def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
     return heat if heat["source"] == "agent" and len(heat["items"]) == 2 and reports else None
 
 
-def test_an_xid_of_the_kernel_log_is_seen(machine: Machine) -> None:
+def test_an_xid_of_the_kernel_log_is_detected(machine: Machine) -> None:
     """REST, the machine's page, the page of the job that held the GPU and Prometheus all show it."""
     job = machine.submit(8)
     until(lambda: _holders(machine) == [[job]] * 8, "the job to hold them")

@@ -85,7 +85,7 @@ def submit_to(stack: Stack, steps: int = STEPS, *, trained: bool = False) -> int
 def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
     """Return the job over REST; retry while the portal is starting."""
 
-    def ask() -> dict[str, Any] | None:
+    def poll() -> dict[str, Any] | None:
         try:
             with stack.client() as client:
                 answer = client.get(f"/api/v1/jobs/{job_id}")
@@ -94,7 +94,7 @@ def job_of(stack: Stack, job_id: int) -> dict[str, Any]:
         assert answer.status_code < 500, answer.text
         return dict(answer.json())
 
-    return until(ask, "the API to answer", seconds=240) or {}  # a new process may first migrate the database
+    return until(poll, "the API to answer", seconds=240) or {}  # a new process may first migrate the database
 
 
 def step_of(stack: Stack, job_id: int) -> int:
@@ -302,7 +302,7 @@ def test_restored_portal_takes_what_came_after_the_backup(stack: Stack, submit: 
     check(stack, job_id)
 
 
-def test_kills_one_after_another_on_postgres() -> None:
+def test_successive_kills_on_postgres() -> None:
     with postgres() as url:
         stack = Stack(DATABASE_URL=url, VIGIL_LOCAL_CPUS="4")
         try:

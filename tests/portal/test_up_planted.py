@@ -100,14 +100,14 @@ PLANTED = {
 GPU_LOST = ("gpu.off_bus", r"too few nodes are left without it\.$")
 FULL_DISK = ("storage.full", r"Not restarted: the same would happen again\.")
 HOST_MEMORY = ("memory.host_oom", r"Restarted from step 10 as attempt 2")
-ONE_GPU = {"gpus_per_node": 1, "ranks_per_node": None}
+SINGLE_GPU = {"gpus_per_node": 1, "ranks_per_node": None}
 # Where control groups of memory are made, and what sets their limit: by the first version, and by the second.
 LIMITS = {
     Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
     Path("/sys/fs/cgroup"): "memory.max",
 }
 SHORT = {"time_limit": "00:00:36"}
-ASKED = {"deaf to its time limit": SHORT, "ended by the warning": SHORT, "hung": {"begin": "+8s"}}
+OPTIONS = {"deaf to its time limit": SHORT, "ended by the warning": SHORT, "hung": {"begin": "+8s"}}
 
 
 @dataclass
@@ -133,13 +133,13 @@ class Site:
         with self.stack.client() as client:
             return list(client.get(f"/api/v1/jobs/{self.jobs[name]}/attempts").json()["items"])
 
-    def wait(self, name: str, look: str, number: int = 1) -> dict[str, Any]:
+    def wait(self, name: str, field_name: str, number: int = 1) -> dict[str, Any]:
         """An attempt, once it has that."""
 
         def found() -> dict[str, Any] | None:
-            return next((item for item in self.attempts(name) if item["number"] == number and item[look]), None)
+            return next((item for item in self.attempts(name) if item["number"] == number and item[field_name]), None)
 
-        attempt = until(found, f"{look} of attempt {number} of {name}", PATIENCE_S)
+        attempt = until(found, f"{field_name} of attempt {number} of {name}", PATIENCE_S)
         assert attempt is not None
         return attempt
 
@@ -201,14 +201,14 @@ def with_recipe(folder: Path) -> str:
 
 def plant(site: Site, places: ExitStack) -> None:
     for name, what in ENDLESS.items():
-        site.submit(name, what, **ASKED.get(name, {}))
+        site.submit(name, what, **OPTIONS.get(name, {}))
         if name == "hung":
             planted.set_patience(site.run_directory(name))
     until(lambda: "ready to diagnose" in site.stack.log("diagnose"), "what diagnoses to be there", PATIENCE_S)
     for name, what in PLANTED.items():
         until(site.has_room, f"fewer jobs, so that {name} can be planted", PATIENCE_S)
-        site.submit(name, what, **ASKED.get(name, {}))
-    site.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(site.folder / "lost"),)), **ONE_GPU)
+        site.submit(name, what, **OPTIONS.get(name, {}))
+    site.submit("gpu lost", Planted("gpu_lost", *GPU_LOST, words=(str(site.folder / "lost"),)), **SINGLE_GPU)
     if ROOT:
         disk = places.enter_context(small_file_system(site.folder / "disk", "256k"))
         site.submit("full disk", Planted("full_disk", *FULL_DISK, words=(str(disk),)))
@@ -220,7 +220,7 @@ def plant(site: Site, places: ExitStack) -> None:
     site.running("hung")
     planted.rank_of(site.run_directory("hung"), 1).send_signal(signal.SIGSTOP)
     site.running("gpu lost")
-    planted.tell_xid(site.kernel_log)
+    planted.write_xid(site.kernel_log)
     (site.folder / "lost").touch()
     for name in ("killed", "killed once", "hung"):  # the kernel counts by machine whom it kills for memory
         site.wait(name, "decided_at")

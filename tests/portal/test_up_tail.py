@@ -47,12 +47,12 @@ def test_charts_are_live_without_a_post(make_stack: Callable[..., Stack]) -> Non
     assert steps_of(stack, job_id) == list(range(1, ended["progress"]["step"] + 1))
 
 
-def _listen(socket: Any, heard: list[list[int]]) -> None:
+def _listen(socket: Any, received: list[list[int]]) -> None:
     """The steps of rank 0's losses, message by message."""
     try:
         for message in socket:
             for series in json.loads(message).get("series", ()):
                 if series["name"] == "loss" and series["kind"] == "value" and series["rank"] == 0:
-                    heard.append([int(step) for step in series["step"]])
+                    received.append([int(step) for step in series["step"]])
     except ConnectionClosed:
         return

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 BEFORE = "95747fa1884d3b146253745d5c098a735c2bfb39"
 """The last commit of version 0.1: after it packages moved and modules were renamed. What processes of then call by name
 must stay (protocols.md §9)."""
-KEPT = {"var", ".venv"}
+PRESERVED = {"var", ".venv"}
 
 
 def before(folder: Path) -> None:
@@ -39,7 +39,7 @@ def upgrade(folder: Path) -> None:
         (folder / f"{name}.new").replace(folder / name)
     for path in folder.rglob("*"):
         relative = path.relative_to(folder)
-        if path.is_file() and str(relative) not in names and relative.parts[0] not in KEPT:
+        if path.is_file() and str(relative) not in names and relative.parts[0] not in PRESERVED:
             path.unlink()
 
 

@@ -165,7 +165,7 @@ def plant(lab: Lab, folder: Path, machines: ExitStack) -> None:
     lab.running("gpu lost")
     machine = agent_on(lab, lab.nodes("gpu lost")[0], folder)
     machines.callback(machine.close)
-    planted.tell_xid(machine.folder / "kmsg")
+    planted.write_xid(machine.folder / "kmsg")
     lost.touch()
     lab.running("node lost")
     with lab.slurm.without(TO_LOSE):

@@ -99,8 +99,8 @@ class Runs:
         self.folder = folder
         self.started: list[subprocess.Popen[str]] = []
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "VIGIL_"))}
-        known = {"VIGIL_HOME": str(folder / "home"), "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}
-        self.environment = {**inherited, **known, "VIGIL_URL": url, "VIGIL_TOKEN": "mine", "SLURM_JOB_ID": "12345"}
+        settings = {"VIGIL_HOME": str(folder / "home"), "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}
+        self.environment = {**inherited, **settings, "VIGIL_URL": url, "VIGIL_TOKEN": "mine", "SLURM_JOB_ID": "12345"}
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         self.started.append(
@@ -170,7 +170,7 @@ def test_a_portal_that_is_away_stops_nothing_and_hears_all_of_it_later(portal: P
     assert err.startswith("vigil: the run continues, and is attached once the portal answers.")
 
 
-def test_without_a_portal_the_command_runs_and_says_so_in_a_line(runs: Runs) -> None:
+def test_without_a_portal_the_command_runs_and_prints_a_line(runs: Runs) -> None:
     began = time.monotonic()
     done = runs.run("--", sys.executable, "train.py", VIGIL_URL="http://127.0.0.1:9")
     assert time.monotonic() - began < 20
@@ -178,7 +178,7 @@ def test_without_a_portal_the_command_runs_and_says_so_in_a_line(runs: Runs) -> 
     assert list((runs.place / "job" / "attempt-1" / "spool").iterdir()), "kept for later"
 
 
-def test_a_refusal_is_said_once(portal: Portal, runs: Runs) -> None:
+def test_a_refusal_is_printed_once(portal: Portal, runs: Runs) -> None:
     portal.refuses = [(403, "Slurm has no job 12345 of yours.")]
     done = runs.run("--", "true")
     assert (done.returncode, len(portal.attached)) == (0, 1)
@@ -198,7 +198,7 @@ def test_signals_are_passed_on(runs: Runs, number: signal.Signals) -> None:
     assert path.exists() is (number != signal.SIGINT)
 
 
-def test_who_dies_of_a_signal_says_so_as_a_shell_does(runs: Runs) -> None:
+def test_death_by_a_signal_is_reported_as_a_shell_does(runs: Runs) -> None:
     assert runs.run("--", "sh", "-c", "kill -KILL $$").returncode == 128 + signal.SIGKILL
     assert runs.run("--", "no-such-command").returncode == 127
     assert runs.run("--", "/etc/passwd").returncode == 126
@@ -237,7 +237,7 @@ def test_where_no_folder_can_be_made_the_command_runs(portal: Portal, runs: Runs
 
 
 @pytest.mark.parametrize("words", [(), ("--",), ("train.py",), ("12", "--", "true")])
-def test_wrong_usage_says_how(runs: Runs, words: tuple[str, ...]) -> None:
+def test_wrong_usage_is_explained(runs: Runs, words: tuple[str, ...]) -> None:
     done = runs.run(*words)
     assert done.returncode == 2
     assert "vigil attach" in done.stderr

@@ -48,7 +48,7 @@ def test_follows_it_to_the_verdict(portal: Any, monkeypatch: pytest.MonkeyPatch)
     assert "dgx-03: Copy host to GPU 2: 12.1 GB/s, peers 24.8." in result.stdout
 
 
-def test_asks_for_agreement(portal: Any) -> None:
+def test_requires_agreement(portal: Any) -> None:
     drained = problem(409, "dgx-03 is drained: fan 3. Send `may_undrain`: true to agree.")
     body = {**json.loads(drained.content), "type": "urn:vigil:problem:drained"}
     portal.answers = {("POST", "burnins"): httpx.Response(409, json=body)}

@@ -62,7 +62,7 @@ def test_list(portal, tmp_path):  # noqa: F811
     assert "vigil catalogue add" in vigil("catalogue", "list").stdout
 
 
-def test_add_and_write_anew(portal, file):  # noqa: F811
+def test_add_and_replace(portal, file):  # noqa: F811
     portal.answers["POST", "catalogue/entries"] = SHOWN
     assert vigil("catalogue", "add", str(file)).stdout == "Added: storage.ours_down\n"
     assert json.loads(portal.asked[0].content) == SENT
@@ -71,7 +71,7 @@ def test_add_and_write_anew(portal, file):  # noqa: F811
     assert vigil("catalogue", "add", "--replace", str(file)).stdout == "Replaced: storage.ours_down\n"
 
 
-def test_one_that_is_refused_is_named(portal, file):  # noqa: F811
+def test_a_refused_entry_is_named(portal, file):  # noqa: F811
     portal.answers["POST", "catalogue/entries"] = problem(422, "no", ("pattern", "It took 0.9 s."))
     output = vigil("catalogue", "add", str(file), status=1).stderr
     assert "storage.ours_down was refused" in output
@@ -88,7 +88,7 @@ def test_replay_until_it_is_done(portal, file):  # noqa: F811
     assert "unknown  storage.io" in result.stdout
 
 
-def test_of_several_one_is_replayed(portal, file):  # noqa: F811
+def test_of_several_entries_the_named_one_is_replayed(portal, file):  # noqa: F811
     file.write_text(file.read_text() + file.read_text().replace("ours_down", "theirs"))
     assert "--name: storage.ours_down, storage.theirs" in vigil("catalogue", "replay", str(file), status=1).stderr
     portal.answers["POST", "catalogue/replays"] = {**GOING, "state": "done"}

@@ -33,7 +33,7 @@ def at_once(monkeypatch):
     monkeypatch.setattr(drain, "POLL_S", 0)
 
 
-def test_nodes_and_one(portal):  # noqa: F811
+def test_nodes_and_a_single_node(portal):  # noqa: F811
     portal.answers["GET", "nodes"] = {"items": [NODE], "reading": READING}
     portal.answers["GET", "nodes/dgx-01"] = NODE
     lines = vigil("nodes", "--partition", "gpu").stdout.splitlines()
@@ -49,7 +49,7 @@ def test_no_node_of_a_state_is_no_empty_cluster(portal):  # noqa: F811
     assert "has not reported any yet" in vigil("nodes").stdout
 
 
-def test_a_silent_scheduler_is_told_beside_what_it_said(portal):  # noqa: F811
+def test_a_silent_scheduler_is_reported_next_to_its_last_answer(portal):  # noqa: F811
     reading = {**READING, "error": "Slurm did not answer for 10 s."}
     portal.answers["GET", "nodes"] = {"items": [NODE], "reading": reading}
     result = vigil("nodes", "--json")
@@ -58,13 +58,13 @@ def test_a_silent_scheduler_is_told_beside_what_it_said(portal):  # noqa: F811
     assert "Slurm did not answer for 10 s." in result.stderr
 
 
-def test_what_could_not_be_read_is_told_below_the_table(portal):  # noqa: F811
+def test_unreadable_parts_are_reported_below_the_table(portal):  # noqa: F811
     reading = {**READING, "unreadable": 1, "unreadable_text": "1 node could not be read and is left out."}
     portal.answers["GET", "nodes"] = {"items": [NODE], "reading": reading}
     assert vigil("nodes").stdout.rstrip().endswith("1 node could not be read and is left out.")
 
 
-def test_drain_waits_for_what_the_scheduler_says(portal):  # noqa: F811
+def test_drain_waits_for_the_answer_of_the_scheduler(portal):  # noqa: F811
     portal.answers["POST", "nodes/dgx-01/drain"] = ORDER
     silent = {**ORDER, "outcome": "Slurm did not answer for 10 s."}
     done = {**ORDER, "state": "done"}
@@ -75,7 +75,7 @@ def test_drain_waits_for_what_the_scheduler_says(portal):  # noqa: F811
     assert "dgx-01 accepts no new jobs" in result.stderr
 
 
-def test_a_script_replaces_somebody_elses_drain_only_when_it_says_so(portal):  # noqa: F811
+def test_a_script_undrains_a_node_that_somebody_else_drained_only_with_replace(portal):  # noqa: F811
     taken = problem(409, "dgx-01 is drained by root: RMA 4711. Send `replace` as true to undrain it all the same.")
     body = {**json.loads(taken.content), "type": "urn:vigil:problem:drained"}
     portal.answers["POST", "nodes/dgx-01/undrain"] = httpx.Response(409, json=body)

@@ -171,7 +171,7 @@ def test_times_as_people_type_them(text: str, expected: datetime) -> None:
     assert times.parse_moment(text, datetime(2026, 12, 1, 20, tzinfo=UTC)) == expected
 
 
-def test_a_time_of_day_is_the_next_one() -> None:
+def test_a_time_of_day_is_in_the_future() -> None:
     now = datetime(2026, 12, 1, 20, tzinfo=UTC)
     local = now.astimezone()
     later, earlier = local + timedelta(minutes=30), local - timedelta(minutes=30)

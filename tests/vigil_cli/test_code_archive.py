@@ -44,20 +44,20 @@ def test_pack_takes_what_git_tracks_as_it_is_now(code):
     assert unpacked(pack(code / "lib").code) == {"a.py": "2"}, "a folder within a repository"
 
 
-def test_pack_says_from_which_commit_the_files_come(code):
-    def said() -> dict[str, str]:
+def test_pack_records_the_commit_of_the_files(code):
+    def headers() -> dict[str, str]:
         with tarfile.open(fileobj=io.BytesIO(pack(code).code)) as archive:
             return dict(archive.pax_headers)
 
-    assert said() == {}
+    assert headers() == {}
     git(code, "init", "-q")
     git(code, "add", "train.py")
-    assert said() == {}, "nothing is committed yet"
+    assert headers() == {}, "nothing is committed yet"
     git(code, "commit", "-qm", "all")
     commit = git(code, "rev-parse", "HEAD")
-    assert said() == {"comment": commit}, "what is not sent makes no difference"
+    assert headers() == {"comment": commit}, "what is not sent makes no difference"
     write(code, {"train.py": "modified"})
-    assert said() == {"comment": commit, upload.DIRTY: "1"}
+    assert headers() == {"comment": commit, upload.DIRTY: "1"}
 
 
 def test_packing_a_strangers_repository_runs_nothing_of_it(code, tmp_path):

@@ -23,7 +23,7 @@ DONE = {**JOB, "state": "completed", "over": True, "progress": {**JOB["progress"
 # Finding the portal
 
 
-def test_a_closed_file_of_the_portal_s_user_hides_none_of_our_own(tmp_path, monkeypatch):
+def test_an_unreadable_file_of_the_portal_s_user_does_not_hide_ours(tmp_path, monkeypatch):
     """`vigil` on a login node may be next to the portal's home, which only its user can read."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "config" / "vigil").mkdir(parents=True)
@@ -42,11 +42,11 @@ def test_a_closed_file_of_the_portal_s_user_hides_none_of_our_own(tmp_path, monk
         client.find_portal()
 
 
-def test_without_a_portal_it_says_how_to_get_one():
+def test_without_a_portal_it_explains_how_to_get_one():
     assert "VIGIL_URL" in vigil("jobs", status=1).stderr
 
 
-def test_where_it_looks(tmp_path, monkeypatch):
+def test_where_it_searches_for_the_portal(tmp_path, monkeypatch):
     def write(path: Path, url: str) -> None:
         path.parent.mkdir(parents=True)
         path.write_text(f'url = "{url}"\ntoken = "t"\n')
@@ -90,7 +90,7 @@ def test_submit_sends_the_text_with_a_key(portal, spec):
     assert portal.asked[1].headers["Idempotency-Key"] == "mine"
 
 
-def test_submit_asks_again_with_the_same_key_when_the_portal_was_away(portal, spec):
+def test_submit_retries_with_the_same_key_when_the_portal_was_away(portal, spec):
     portal.answers["POST", "jobs"] = [httpx.ReadError("gone"), problem(503, "busy"), JOB]
     vigil("submit", str(spec))
     assert len({request.headers["Idempotency-Key"] for request in portal.asked}) == 1
@@ -128,7 +128,7 @@ def test_wrong_usage_is_2(portal, spec, arguments):
 
 
 @pytest.mark.parametrize(("table", "entry"), ENTRIES.items())
-def test_submit_packs_the_folder_beside_the_spec(portal, tmp_path, table, entry):
+def test_submit_packs_the_folder_of_the_spec(portal, tmp_path, table, entry):
     code = write(tmp_path / "code", {entry: "1", "lib/a.py": "2"})
     portal.answers["POST", "jobs"] = JOB
     spec = write(code, {"job.toml": text_of(table)}) / "job.toml"

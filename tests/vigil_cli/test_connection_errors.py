@@ -39,7 +39,7 @@ def nobody(cause: Exception | None = None, kind: type[httpx.TransportError] = ht
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (nobody(OSError(113, "No route to host")), "Nothing answers at http://portal ([Errno 113] No route to host)."),
         (nobody(kind=httpx.ConnectTimeout), "Connecting to http://portal timed out."),
@@ -48,14 +48,14 @@ def nobody(cause: Exception | None = None, kind: type[httpx.TransportError] = ht
         (nobody(ssl.SSLCertVerificationError(1, "self-signed")), "SSL_CERT_FILE"),
     ],
 )
-def test_a_silent_portal_is_one_line_with_a_remedy(monkeypatch, error, said):
+def test_a_silent_portal_is_one_line_with_a_remedy(monkeypatch, error, message):
     def answer(request: httpx.Request) -> httpx.Response:
         raise error
 
     monkeypatch.setenv("VIGIL_URL", "http://portal")
     transport = httpx.MockTransport(answer)
     monkeypatch.setattr(portal.Portal, "http", httpx.Client(base_url="http://portal/api/v1/", transport=transport))
-    assert said in complaint()
+    assert message in complaint()
 
 
 def served(answer: bytes) -> tuple[socket.socket, int]:
@@ -75,22 +75,24 @@ def served(answer: bytes) -> tuple[socket.socket, int]:
 
 
 def test_an_address_where_no_portal_is(monkeypatch, tmp_path):
-    def said(url: str) -> str:
+    def complaint_about(url: str) -> str:
         monkeypatch.setenv("VIGIL_URL", url)
         return complaint()
 
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     start = "Start the portal with `vigil up`. If it runs elsewhere, set its address in"
-    assert said(url) == f"Nothing answers at {url}. {start} VIGIL_URL."
+    assert complaint_about(url) == f"Nothing answers at {url}. {start} VIGIL_URL."
     monkeypatch.delenv("VIGIL_URL")
     path = tmp_path / "home" / "cli.toml"
     path.parent.mkdir()
     path.write_text(f'url = "{url}"\ntoken = "t"\n')
     assert complaint() == f"Nothing answers at {url}. {start} {path}."
-    assert "Unknown host no-such-machine.invalid" in said("http://no-such-machine.invalid")
-    assert said("portal:8000").startswith('"portal:8000" is not an address. Write it with http:// or https://')
-    assert "is not an address" in said("http://[::1")
+    assert "Unknown host no-such-machine.invalid" in complaint_about("http://no-such-machine.invalid")
+    assert complaint_about("portal:8000").startswith(
+        '"portal:8000" is not an address. Write it with http:// or https://'
+    )
+    assert "is not an address" in complaint_about("http://[::1")
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
     moved = b"HTTP/1.1 301 Moved\r\nLocation: https://portal/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     for answer, scheme, word in (
@@ -101,4 +103,4 @@ def test_an_address_where_no_portal_is(monkeypatch, tmp_path):
     ):
         listening, port = served(answer)
         with listening:
-            assert word in said(f"{scheme}://127.0.0.1:{port}")
+            assert word in complaint_about(f"{scheme}://127.0.0.1:{port}")

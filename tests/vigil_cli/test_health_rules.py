@@ -41,7 +41,7 @@ def test_findings_are_listed_with_what_would_have_followed(portal: SimpleNamespa
     assert json.loads(portal.asked[0].content) == {"toml": RULE, "days": 7}
 
 
-def test_nothing_found_is_said(portal: SimpleNamespace, file: str) -> None:  # noqa: F811
+def test_no_findings_are_reported_as_such(portal: SimpleNamespace, file: str) -> None:  # noqa: F811
     portal.answers["POST", "health/rules/try"] = ANSWER | {"found": 0, "entries": [], "untried": []}
     output = vigil("health", "try", file).output
     assert output == "The rule would have found nothing (3 of 3 nodes were read).\n"

@@ -12,7 +12,7 @@ def version(text: str, count: int, **more: Any) -> dict[str, Any]:
     return {"version": text, "count": count, "nodes": ["dgx-01"], "odd": [], "minimum": None, "is_judged": True, **more}
 
 
-def test_what_is_mixed_or_not_judged_is_said(portal):
+def test_mixed_and_unjudged_values_are_reported(portal):
     versions = [version("570.195.03", 50), version("590.48.01", 50, is_judged=False)]
     counts = [{"version": item["version"], "count": item["count"]} for item in versions]
     portal.answers["GET", "inventory"] = {

@@ -22,7 +22,7 @@ RECORD = {
         (("gameday",), "gamedays", "Game day"),
     ],
 )  # fmt: skip
-def test_ctrl_c_says_that_it_continues(portal: Any, command: tuple[str, ...], path: str, title: str) -> None:
+def test_ctrl_c_explains_that_it_continues(portal: Any, command: tuple[str, ...], path: str, title: str) -> None:
     record = {**RECORD, "url": f"http://portal/{path}/7"}
     portal.answers = {("POST", path): record, ("GET", f"{path}/7"): KeyboardInterrupt()}
     result = vigil(*command, status=1)

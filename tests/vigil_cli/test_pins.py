@@ -23,7 +23,7 @@ def test_pins_by_name_or_step(portal):  # noqa: F811
     assert json.loads(vigil("pin", "7", "4", "--json").output) == STEP_4
 
 
-def test_asks_once_more_and_says_why_not(portal):  # noqa: F811
+def test_retries_once_and_shows_the_refusal(portal):  # noqa: F811
     detail = "Not pinned. step-4 of #7 has been pruned: there is nothing left to keep."
     portal.answers["PATCH", "jobs/7/checkpoints/step-4.g1"] = [httpx.ConnectError("away"), problem(409, detail)]
     assert vigil("pin", "7", "step-4.g1", status=1).stderr == f"vigil: {detail}\n"
@@ -35,7 +35,7 @@ def test_a_name_never_leads_elsewhere(portal):  # noqa: F811
     assert portal.asked[-1].url.raw_path == b"/api/v1/jobs/7/checkpoints/..%2F..%2F8"
 
 
-def test_the_list_names_them_and_says_which_are_pinned(portal):  # noqa: F811
+def test_the_list_names_them_and_marks_the_pinned(portal):  # noqa: F811
     other = {**STEP_4, "step": 8, "name": "step-8.g1", "pinned": False}
     portal.answers["GET", "jobs/7/checkpoints"] = {"items": [other, STEP_4], "next": None}
     portal.answers["GET", "jobs/7"] = JOB

@@ -6,7 +6,7 @@ import pytest
 
 from tests.vigil_cli.commands import JOB, nowhere, portal, vigil  # noqa: F401
 
-TOLD = {
+POSTMORTEM = {
     "job": 7, "attempt": 2, "cause": "data.corrupt", "evidence_cause": "program.exception", "confidence": 0.9,
     "owner": "researcher", "says": "Corrupt data: I saw it.", "advice": "Fetch it anew.",
     "follows": "It goes on.",
@@ -26,12 +26,12 @@ ROW = {
 
 @pytest.fixture(autouse=True)
 def answers(nowhere, portal):  # noqa: F811
-    portal.answers["GET", "jobs/7/postmortem"] = TOLD
+    portal.answers["GET", "jobs/7/postmortem"] = POSTMORTEM
     portal.answers["GET", "jobs/7"] = JOB
     portal.answers["GET", "postmortems"] = {"items": [ROW, {**ROW, "is_overruled": True}], "next": None}
 
 
-def test_says_why_and_what_it_cost():
+def test_shows_the_cause_and_the_cost():
     output = vigil("postmortem", "7").stdout
     assert "data.corrupt by mira: I saw it." in output
     assert "The evidence pointed to program.exception, 90% confidence" in output
@@ -39,13 +39,13 @@ def test_says_why_and_what_it_cost():
     assert "Caught up" not in output
     assert "Steps lost: 312, since 41,000" in output
     assert "Cost: 9.4 GPU-hours, €19.80" in output
-    assert json.loads(vigil("postmortem", "7", "--json").stdout) == TOLD
+    assert json.loads(vigil("postmortem", "7", "--json").stdout) == POSTMORTEM
     assert "Choose one of" in vigil("postmortem", "7", "--json", "--markdown", status=2).stderr
 
 
-def test_says_it_as_the_evidence_does(portal):  # noqa: F811
+def test_shows_the_evidence_as_it_is(portal):  # noqa: F811
     portal.answers["GET", "jobs/7/postmortem"] = {
-        **TOLD, "cause": "gpu.off_bus", "confidence": 0.96, "owner": "sysadmin", "overruled": None,
+        **POSTMORTEM, "cause": "gpu.off_bus", "confidence": 0.96, "owner": "sysadmin", "overruled": None,
         "evidence": [{"file": "kernel of dgx-03", "line": 0, "text": "Xid 79", "role": "root", "cause": "gpu.off_bus"}],
     }  # fmt: skip
     output = vigil("postmortem", "7").stdout

@@ -13,7 +13,7 @@ WAITS = {
 SAVED = {**WAITS, "name": NAME, "first_step": 90, "last_step": 94, "bytes": 504_344, "is_pending": False}
 
 
-def test_asks(portal):  # noqa: F811
+def test_requests_a_profile(portal):  # noqa: F811
     portal.answers["POST", "jobs/7/profile"] = {"id": "abc123"}
     assert "Requested 9 steps from rank 3 of #7." in vigil("profile", "7", "--steps", "9", "--rank", "3").output
     assert json.loads(portal.asked[-1].content) == {"steps": 9, "rank": 3}
@@ -38,7 +38,7 @@ def test_waits_and_fetches(portal, tmp_path, monkeypatch):  # noqa: F811
     assert (tmp_path / f"job-7.2-{NAME}").read_bytes()
 
 
-def test_says_that_none_was_written(portal):  # noqa: F811
+def test_reports_that_none_was_written(portal):  # noqa: F811
     portal.answers["POST", "jobs/7/profile"] = {"id": "abc123"}
     lost = {**WAITS, "is_pending": False, "problem": "Its attempt ended before it was written."}
     portal.answers["GET", "jobs/7/profiles"] = {"items": [lost], "next": None}

@@ -33,7 +33,7 @@ def test_what_others_wrote_does_nothing_to_a_terminal(portal):  # noqa: F811
     assert SHOWN in out.getvalue()
 
 
-def test_what_machines_tell_does_nothing_to_a_terminal(portal):  # noqa: F811
+def test_text_from_machines_does_nothing_to_a_terminal(portal):  # noqa: F811
     gpu = {**GPU, "model": DOING, "holders": [{**GPU["holders"][0], "name": DOING}]}
     portal.answers["GET", "gpus"] = {"items": [gpu], "next": None}
     assert vigil("gpus").stdout.count(SHOWN) == 2
@@ -70,7 +70,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("command", [("jobs",), ("pin", "7", "step-4")], ids=" ".join)
 @pytest.mark.parametrize("answer", FOREIGN.values(), ids=FOREIGN)
-def test_what_is_no_portal_is_told_in_a_sentence(portal, command, answer):  # noqa: F811
+def test_another_server_is_reported_in_a_sentence(portal, command, answer):  # noqa: F811
     def made(*_: object) -> httpx.Response:
         stream = httpx.ByteStream(answer["content"])
         return httpx.Response(200, headers=answer.get("headers"), stream=stream)
@@ -81,7 +81,7 @@ def test_what_is_no_portal_is_told_in_a_sentence(portal, command, answer):  # no
 
 @pytest.mark.parametrize("command", [("jobs",), ("job", "7"), ("cancel", "7"), ("nodes",)], ids=" ".join)
 @pytest.mark.parametrize("answer", [{}, {"items": [{"id": 7}]}], ids=["nothing", "little"])
-def test_an_answer_that_lacks_something_is_told_in_a_sentence(portal, command, answer):  # noqa: F811
+def test_an_answer_that_lacks_something_is_reported_in_a_sentence(portal, command, answer):  # noqa: F811
     addresses = [("GET", "jobs"), ("GET", "jobs/7"), ("POST", "jobs/7/cancel"), ("GET", "nodes")]
     portal.answers = dict.fromkeys(addresses, answer)
     assert "is of another release" in vigil(*command, status=1).stderr
@@ -101,7 +101,7 @@ def test_a_token_is_sent_nowhere_that_an_answer_names(portal):  # noqa: F811
 
 
 @pytest.mark.parametrize("errors", [5, ["x"], [{"field": "a"}], {"a": 1}])
-def test_a_refusal_of_another_form_is_told_all_the_same(portal, errors):  # noqa: F811
+def test_a_refusal_of_another_form_is_reported_all_the_same(portal, errors):  # noqa: F811
     portal.answers["GET", "jobs/7"] = httpx.Response(422, json={"detail": "no", "errors": errors})
     assert "The portal answered 422" in vigil("job", "7", status=1).stderr
 

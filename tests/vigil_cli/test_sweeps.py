@@ -41,7 +41,7 @@ def test_submit_prints_its_jobs(portal, spec):  # noqa: F811
 
 
 @pytest.mark.parametrize(("counts", "status"), [({"completed": 2}, 0), ({"completed": 1, "failed": 1}, 1)])
-def test_watch_tells_counts_and_ends_with_them(portal, spec, counts, status):  # noqa: F811
+def test_watch_prints_counts_and_ends_with_them(portal, spec, counts, status):  # noqa: F811
     portal.answers["GET", "sweeps/3"] = [SWEEP, SWEEP, {**DONE, "counts": counts}]
     output = vigil("submit", spec, "--watch", status=status).stderr
     assert output.count("1 pending, 1 running") == 1

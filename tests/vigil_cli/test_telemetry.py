@@ -45,7 +45,7 @@ def test_agents_worst_first(portal):  # noqa: F811
     assert "vigil agent enroll NODE" in vigil("agents").stdout
 
 
-def test_gpus_of_all_and_of_one(portal):  # noqa: F811
+def test_gpus_of_all_nodes_and_of_a_single_one(portal):  # noqa: F811
     lost = {**GPU, "index": 3, "is_lost": True, "newest": {}, "holders": [{**GPU["holders"][0], "job": None}]}
     portal.answers["GET", "gpus"] = [{"items": [GPU], "next": "c"}, {"items": [lost], "next": None}]
     lines = vigil("gpus").stdout.splitlines()

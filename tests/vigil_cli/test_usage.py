@@ -28,14 +28,14 @@ def error_of(*arguments: str, status: int) -> str:
 
 
 @pytest.mark.parametrize("command", [("nodes",), ("telemetry", "dgx-01", "--csv"), ("catalogue", "examples")])
-def test_a_token_that_is_not_known(command):
+def test_an_unknown_token(command):
     report = error_of(*command, status=1)
     assert report.startswith("vigil: http://portal rejected the token: it is wrong, expired or revoked.")
     assert report.endswith("Create one on http://portal/me/ and put it in VIGIL_TOKEN.\n")
 
 
 @pytest.mark.parametrize("token", ["vgl_é", "vgl_a\nb"])
-def test_a_token_that_cannot_be_one(monkeypatch, token):
+def test_a_token_with_impossible_characters(monkeypatch, token):
     monkeypatch.setenv("VIGIL_TOKEN", token)
     assert "VIGIL_TOKEN contains characters that no token has." in error_of("nodes", status=1)
 
@@ -97,7 +97,7 @@ def test_every_group_that_lists_has_the_command_list():
     assert all("list" in group.commands for group in groups)
 
 
-def test_an_unreadable_file_is_a_failure_and_a_missing_one_wrong_usage(tmp_path):
+def test_an_unreadable_file_is_a_failure_and_a_missing_file_wrong_usage(tmp_path):
     (tmp_path / "job.toml").write_bytes(b"\xff")
     error_of("submit", str(tmp_path / "job.toml"), status=1)
     error_of("catalogue", "add", str(tmp_path / "job.toml"), status=1)

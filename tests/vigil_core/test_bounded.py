@@ -123,8 +123,8 @@ def test_the_scanner_sees_all_that_a_parser_reads(text: str) -> None:
         data = toml(text, SMALL)
     except (ValueError, RecursionError):
         return
-    held, depth = measured(data)
-    assert held <= SMALL.items + SMALL.dots
+    size, depth = measured(data)
+    assert size <= SMALL.items + SMALL.dots
     assert depth <= SMALL.depth + SMALL.dots + 1
 
 
@@ -132,7 +132,7 @@ def measured(value: object) -> tuple[int, int]:
     """Return how many keys and values there are, and how deep."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     found = [measured(item) for item in inner]
-    return sum(held + 1 for held, _ in found), 1 + max((depth for _, depth in found), default=-1 if not inner else 0)
+    return sum(size + 1 for size, _ in found), 1 + max((depth for _, depth in found), default=-1 if not inner else 0)
 
 
 @pytest.mark.lengthy
@@ -188,13 +188,13 @@ JSON = st.recursive(
 @given(JSON, st.integers(1, 8), st.integers(1, 60))
 def test_json_is_refused_just_where_it_is_out_of_bounds(value: object, depth: int, items: int) -> None:
     body = json.dumps(value).encode()
-    held, deep = counted(value)
+    size, deep = counted(value)
     try:
         check_json(body, Bounds(depth=depth, items=items))
     except TooComplex:
-        assert held > items or deep > depth
+        assert size > items or deep > depth
     else:
-        assert held <= items
+        assert size <= items
         assert deep <= depth
 
 
@@ -203,7 +203,7 @@ def counted(value: object) -> tuple[int, int]:
     if not isinstance(value, list | dict):
         return 0, 0
     found = [counted(item) for item in (value.values() if isinstance(value, dict) else value)]
-    return 1 + max(0, len(found) - 1) + sum(held for held, _ in found), 1 + max((deep for _, deep in found), default=0)
+    return 1 + max(0, len(found) - 1) + sum(size for size, _ in found), 1 + max((deep for _, deep in found), default=0)
 
 
 def test_limits_of_requests_leave_room_for_what_is_sent() -> None:

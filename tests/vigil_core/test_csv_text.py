@@ -43,7 +43,7 @@ def test_racks_are_escaped_on_the_page_and_over_rest() -> None:
     assert [*csv.reader(io.StringIO(page))][1] == ["dgx-01", f"'{EVIL}", "-3", "0"]
 
 
-def test_there_is_one_writer() -> None:
+def test_there_is_a_single_writer() -> None:
     folders = ("console", "jobs", "nodes", "portal", "vigil_cli", "vigil_core")
     files = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     assert [path.name for path in files if "csv.writer(" in path.read_text()] == ["csv_text.py"]

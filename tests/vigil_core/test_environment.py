@@ -29,7 +29,7 @@ def test_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
             share("VIGIL_FEDERATED_LEAST_SHARE")
 
 
-def test_one_of_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_of_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice("VIGIL_QUEUE_VISIBLE", "everyone", "own") == "everyone"
     monkeypatch.setenv("VIGIL_QUEUE_VISIBLE", "own")
     assert choice("VIGIL_QUEUE_VISIBLE", "everyone", "own") == "own"

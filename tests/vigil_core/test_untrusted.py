@@ -19,7 +19,7 @@ def test_whole_numbers_that_a_column_takes(text: str | None, number: int | None)
     assert whole(text) == number
 
 
-def test_a_bound_of_ones_own() -> None:
+def test_a_custom_bound() -> None:
     assert (whole("99", 100), whole("100", 100)) == (99, None)
 
 
@@ -37,7 +37,7 @@ def test_what_is_no_number(value: object) -> None:
     assert number(value) is None
 
 
-def test_what_jobs_tell_as_it_should_be() -> None:
+def test_valid_values_from_jobs() -> None:
     assert (count(0), count(7, 8), number(3), share(0.5), share(1.01)) == (0, 7, 3.0, 0.5, None)
     assert moment(0) == datetime(1970, 1, 1, tzinfo=UTC)
     assert moment(2**33 + 1) is None

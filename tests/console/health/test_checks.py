@@ -68,7 +68,7 @@ def test_every_role_reports_and_a_silent_one_is_named() -> None:
     assert str(os.getpid()) not in finding.title, "the title is public"
 
 
-def test_what_a_silent_worker_was_doing_is_said() -> None:
+def test_the_task_of_a_silent_worker_is_reported() -> None:
     beat("web", "follow", "diagnose", "beat")
     heartbeats.report("work", Activity(task="jobs.tasks.verify", task_seconds=1900.0))
     age("work", 60)
@@ -85,7 +85,7 @@ def test_beat_is_not_blamed_where_no_worker_could_take_its_ticks() -> None:
     assert "beat" in codes(processes.check())
 
 
-def test_one_of_two_is_a_warning_and_forgotten_after_ten_minutes() -> None:
+def test_one_silent_process_of_two_is_a_warning_and_forgotten_after_ten_minutes() -> None:
     beat(*ROLES, "beat")
     there = {"role": "web", "host": "web2", "pid": 1}
     Heartbeat.objects.create(**there, at=timezone.now() - timedelta(minutes=5))
@@ -122,7 +122,7 @@ def test_disk_nearly_full_and_full(monkeypatch: pytest.MonkeyPatch, settings: An
         assert [f.level for f in disk.check() if f.code in {"disk.home", "disk.runs"}] == levels, what
 
 
-def test_a_file_system_that_hangs_is_said_and_holds_up_nobody(
+def test_a_file_system_that_hangs_is_reported_and_delays_nobody(
     monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
 ) -> None:
     settings.VIGIL_RUNS = tmp_path / "hangs"

@@ -73,7 +73,7 @@ def test_no_task_is_longer_than_half_an_hour(clock: list[float], pulse: Pulse) -
     assert pulse.is_alive_by_progress()
 
 
-def test_a_watcher_counts_its_own_pauses_and_a_slow_start_against_nobody(clock: list[float], tmp_path: Path) -> None:
+def test_a_watcher_forgives_its_pauses_and_a_slow_start(clock: list[float], tmp_path: Path) -> None:
     watch = Watch(60.0, tmp_path / "beat")
     watch.restart()
     for _ in range(100):

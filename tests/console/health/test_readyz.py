@@ -41,7 +41,7 @@ def test_ready(client: Client, found: list[Finding]) -> None:
     assert "no-store" in answer["Cache-Control"]
 
 
-def test_not_ready_says_why_and_nothing_that_only_sysadmins_may_know(client: Client, found: list[Finding]) -> None:
+def test_not_ready_has_a_reason_but_nothing_that_only_sysadmins_may_know(client: Client, found: list[Finding]) -> None:
     found += [DOWN, FULL]
     answer = client.get("/readyz")
     assert answer.status_code == 503
@@ -63,14 +63,14 @@ def test_a_warning_takes_no_portal_out_of_service(client: Client, found: list[Fi
     assert client.post("/readyz").status_code == 405
 
 
-def test_a_load_balancer_asks_only_what_this_process_needs(client: Client, found: list[Finding]) -> None:
+def test_a_load_balancer_checks_only_what_this_process_needs(client: Client, found: list[Finding]) -> None:
     """Two web processes that were both taken out because a worker hangs would leave nobody to say so."""
     found.append(DOWN)
     assert client.get("/readyz").status_code == 503
     assert client.get("/readyz?only=web").status_code == 200
 
 
-def test_checks_run_once_however_often_somebody_asks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_run_once_for_many_requests(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
 
     def check() -> list[Finding]:
@@ -94,7 +94,7 @@ def test_the_banner_is_for_sysadmins(client: Client, found: list[Finding]) -> No
     assert DOWN.title not in client.get("/").content.decode()
 
 
-def test_metrics_say_which_check_fails(client: Client, found: list[Finding], settings: Any) -> None:
+def test_metrics_name_the_check_that_fails(client: Client, found: list[Finding], settings: Any) -> None:
     settings.VIGIL_METRICS_TOKEN = "t" * 20
     found.append(DOWN)
     text = client.get("/metrics", headers={"Authorization": f"Bearer {'t' * 20}"}).content.decode()

@@ -13,7 +13,7 @@ _UNBROKEN = re.compile(r'<span class="nowrap">([^<]*)</span>')
 
 def text(response: Any) -> str:
     """Return the page's HTML on one line, with plain spaces."""
-    return on_one_line(response.content.decode())
+    return unwrapped(response.content.decode())
 
 
 def page_text(user: User, address: str, **headers: str) -> str:
@@ -25,10 +25,10 @@ def page_text(user: User, address: str, **headers: str) -> str:
 
 def plain_text(response: Any) -> str:
     """Return the response as one line of text without entities, with plain spaces."""
-    return on_one_line(unescape(response.content.decode()))
+    return unwrapped(unescape(response.content.decode()))
 
 
-def on_one_line(html: str) -> str:
+def unwrapped(html: str) -> str:
     """Replace no-break spaces and unwrap names that are kept on one line."""
     return " ".join(_UNBROKEN.sub(r"\1", html).replace("\N{NO-BREAK SPACE}", " ").split())
 

@@ -76,13 +76,13 @@ def test_many_silent_ones_are_counted(mira: User) -> None:
     assert re.search(r"5 of 5 agents are silent: n0 since [^,]+, n1 since [^,]+, n2 since [^,]+ and 2 more\.", html)
 
 
-def test_one_alone_is_one(mira: User) -> None:
+def test_a_single_silent_agent_is_named(mira: User) -> None:
     agent("n", silent_for=100)
     agent("m")
     assert "1 of 2 agents is silent: n since" in text(mira)
 
 
-def test_without_agents_it_says_how_to_enrol_one(mira: User) -> None:
+def test_without_agents_it_explains_how_to_enrol_one(mira: User) -> None:
     html = text(mira)
     assert "No node has an agent yet." in html
     assert "<code>vigil agent enroll NODE</code>" in html

@@ -23,18 +23,18 @@ OURS = ("Resume", "Clone", "No checkpoints", "Logs", "spec.toml", "vigil submit"
 
 def outside(owner: User, project: Project, state: str, *, spec: dict[str, Any] | None = None, **attempt: Any) -> Job:
     payload = {"command": "srun python train.py", "directory": "/home/mira/run"}
-    known = {"kind": "attached", "resources": RESOURCES, **payload}
+    details = {"kind": "attached", "resources": RESOURCES, **payload}
     slurm = {"scheduler_id": "77", "scheduler_user": "mira", "submitted_at": timezone.now()}
     given = {**slurm, "nodes": ["dgx-01", "dgx-02"]}
     return a_job(
-        owner, project, state=state, kind=Job.ATTACHED, spec=known if spec is None else spec, name="plain",
+        owner, project, state=state, kind=Job.ATTACHED, spec=details if spec is None else spec, name="plain",
         spec_toml="# Started with sbatch outside Vigil, which follows it.\n", attempt={**given, **attempt},
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "completed", "failed", "cancelled"])
 @pytest.mark.parametrize("tab", ["", "/life", "/attempts", "/spec", "/spec?show=all"])
-def test_it_tells_what_there_is_and_nothing_else(
+def test_it_shows_what_there_is_and_nothing_else(
     client: Client, mira: User, project: Project, state: str, tab: str
 ) -> None:
     job = outside(mira, project, state, step=7 if state == "running" else None)
@@ -48,7 +48,7 @@ def test_it_tells_what_there_is_and_nothing_else(
 
 
 @pytest.mark.parametrize("state", ["pending", "running", "failed"])
-def test_little_is_known_of_it_at_first(client: Client, mira: User, project: Project, state: str) -> None:
+def test_few_details_are_available_at_first(client: Client, mira: User, project: Project, state: str) -> None:
     spec = {"kind": "attached", "project": "default", "tags": []}
     job = outside(mira, project, state, spec=spec, nodes=[])
     assert "<dd>77 of mira</dd>" in text(client.get(f"/jobs/{job.pk}"))
@@ -72,15 +72,15 @@ def test_it_is_not_cloned_nor_resumed(client: Client, mira: User, project: Proje
     assert f"Not resumed. sbatch started #{job.pk}, not Vigil" in text(answer)
 
 
-def test_cancelling_it_says_who_ends_it(client: Client, mira: User, project: Project) -> None:
+def test_cancelling_it_explains_who_ends_it(client: Client, mira: User, project: Project) -> None:
     job = outside(mira, project, "running")
     assert "Slurm will end it." in text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
 
 
-def test_a_claim_that_did_not_hold_says_so(client: Client, mira: User, project: Project) -> None:
+def test_a_refused_claim_is_shown_with_its_reason(client: Client, mira: User, project: Project) -> None:
     why = "Slurm has no job 77 of yours. `squeue --me` lists them."
-    known: dict[str, Any] = {"reason": why, "cause": "rejected", "submitted_at": None, "nodes": [], "started_at": None}
-    job = outside(mira, project, "failed", spec={"kind": "attached"}, **known)
+    facts: dict[str, Any] = {"reason": why, "cause": "rejected", "submitted_at": None, "nodes": [], "started_at": None}
+    job = outside(mira, project, "failed", spec={"kind": "attached"}, **facts)
     html = text(client.get(f"/jobs/{job.pk}"))
     assert "Not attached." in html
     assert "Slurm has no job 77 of yours." in html

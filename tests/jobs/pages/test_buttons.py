@@ -14,7 +14,7 @@ from tests.lab import a_job, person, signed_in, sysadmin
 pytestmark = pytest.mark.django_db
 
 
-def test_cancel_is_asked_for_and_said(client: Client, mira: User, project: Project) -> None:
+def test_cancel_is_requested_and_confirmed(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running", name="wren")
     html = text(client.post(f"/jobs/{job.pk}/cancel", follow=True))
     assert "Cancelling wren." in html
@@ -24,10 +24,10 @@ def test_cancel_is_asked_for_and_said(client: Client, mira: User, project: Proje
     assert "Not cancelled." in text(client.post(f"/jobs/{ended.pk}/cancel", follow=True))
 
 
-def test_several_are_cancelled_at_once_but_only_ones_own(client: Client, mira: User, project: Project) -> None:
-    mine = [a_job(mira, project, state="running", name=f"run-{i}") for i in range(2)]
+def test_several_are_cancelled_at_once_but_only_jobs_of_the_user(client: Client, mira: User, project: Project) -> None:
+    users_jobs = [a_job(mira, project, state="running", name=f"run-{i}") for i in range(2)]
     others = a_job(person("yuki", project), project, state="running")
-    chosen = [str(job.pk) for job in (*mine, others)] + ["nonsense"]
+    chosen = [str(job.pk) for job in (*users_jobs, others)] + ["nonsense"]
     html = text(client.post("/jobs/cancel", {"job": chosen, "back": "/jobs?state=running"}, follow=True))
     assert "Cancelling 2 jobs." in html
     assert "belongs to yuki" in html
@@ -49,7 +49,7 @@ def test_resume_starts_the_next_attempt_once(client: Client, mira: User, project
     assert "has not ended" in text(client.post(f"/jobs/{job.pk}/resume", {"step": "100"}, follow=True))
 
 
-def test_what_runs_again_is_the_checkpoint_whose_button_it_was(client: Client, mira: User, project: Project) -> None:
+def test_the_job_resumes_from_the_checkpoint_of_the_button(client: Client, mira: User, project: Project) -> None:
     """A step may have two checkpoints: one of them from before the job went back."""
     job = a_job(mira, project, state="failed", attempt={"step": 130, "steps": 200})
     left, newer = save(job, 100, name="step-100.g1"), save(job, 100, generation=2)
@@ -110,7 +110,7 @@ def test_a_checkpoint_is_pinned_without_a_new_page(client: Client, mira: User, p
     assert not stored.pinned
 
 
-def test_who_pins_what_has_just_gone_is_told(client: Client, mira: User, project: Project) -> None:
+def test_pinning_a_pruned_checkpoint_shows_an_error(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     gone = save(job, 100, state="pruned")
     address = f"/jobs/{job.pk}/checkpoints/{gone.pk}/pin"
@@ -161,9 +161,7 @@ def test_what_a_sysadmin_changes_for_somebody_is_noted(project: Project, mira: U
     assert AuditEntry.objects.filter(action="job.changed").exists()
 
 
-def test_kill_now_is_offered_to_those_who_may_and_says_what_is_lost(
-    client: Client, mira: User, project: Project
-) -> None:
+def test_kill_now_is_offered_to_those_who_may_with_what_is_lost(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running", name="wren")
     page = text(client.get(f"/jobs/{job.pk}"))
     assert "expect to lose all its work" in page
@@ -180,7 +178,7 @@ def test_kill_now_is_offered_to_those_who_may_and_says_what_is_lost(
     assert "Kill wren now?" not in html
 
 
-def test_a_second_click_on_cancel_does_not_kill_but_a_later_one_says_that_it_does(
+def test_a_second_click_on_cancel_does_not_kill_but_a_later_one_does(
     client: Client, mira: User, project: Project
 ) -> None:
     job = a_job(mira, project, state="running", name="wren")

@@ -76,7 +76,7 @@ def test_a_life_of_an_entry(ops: Client) -> None:
     assert ops.get("/catalogue/entries/x%00y").status_code == 404
 
 
-def test_what_is_not_fit_is_told_at_its_field_and_nothing_is_lost(ops: Client) -> None:
+def test_errors_are_shown_at_their_fields_and_no_input_is_lost(ops: Client) -> None:
     answer = ops.post("/catalogue/new", {**OURS, "cause": "storage.tape", "do": "save"})
     assert answer.status_code == 422
     assert "'storage.tape' is not a cause." in plain_text(answer)
@@ -88,7 +88,7 @@ def test_what_is_not_fit_is_told_at_its_field_and_nothing_is_lost(ops: Client) -
     assert SiteEntry.objects.count() == 1
 
 
-def test_the_trial_beside_the_form(ops: Client) -> None:
+def test_the_trial_next_to_the_form(ops: Client) -> None:
     assert "Enter a pattern" in plain_text(ops.post("/catalogue/check", {}))
     assert "The entry works." in plain_text(ops.post("/catalogue/check", OURS))
     assert "0.04 s for 5.2" in plain_text(ops.post("/catalogue/check", OURS))
@@ -151,7 +151,7 @@ def test_a_replay_from_the_form_to_saving(ops: Client, mira: User) -> None:
     assert SiteEntry.objects.get().name == OURS["name"]
 
 
-def test_a_replay_of_one_that_is_changed_takes_its_place(ops: Client) -> None:
+def test_a_replay_of_a_changed_entry_takes_its_place(ops: Client) -> None:
     SiteEntry.objects.create(**OURS)
     ops.post("/catalogue/entries/storage.ours_down", {**OURS, "name": "x.y", "do": "replay"})
     found = Replay.objects.get()
@@ -160,7 +160,7 @@ def test_a_replay_of_one_that_is_changed_takes_its_place(ops: Client) -> None:
     assert SiteEntry.objects.get().name == "x.y"
 
 
-def test_a_replay_of_a_new_one_overwrites_none_of_its_name(ops: Client) -> None:
+def test_a_replay_of_a_new_entry_overwrites_none_of_its_name(ops: Client) -> None:
     row = SiteEntry.objects.create(**OURS, is_enabled=False)
     ops.post("/catalogue/new", {**OURS, "source": "another", "do": "replay"})
     answer = ops.post(f"/catalogue/replays/{Replay.objects.get().pk}/save", follow=True)

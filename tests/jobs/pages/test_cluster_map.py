@@ -69,7 +69,7 @@ def cells(of: MapNode) -> list[rack_map.MapCell]:
         (MapGpu(0, is_allocated=True, is_hidden=True), "busy", ""),
     ],
 )
-def test_a_cell_by_what_is_told(device: MapGpu, state: str, mark: str) -> None:
+def test_a_cell_by_the_reported_values(device: MapGpu, state: str, mark: str) -> None:
     cell = rack_map.cell_of(device, machine())
     assert (cell.state, cell.mark) == (state, mark)
 
@@ -97,13 +97,13 @@ def test_buckets_and_letters_at_their_ends() -> None:
 
 
 # What a row says, in one line.
-def test_a_row_says_what_matters_most() -> None:
+def test_a_row_shows_what_matters_most() -> None:
     def why(of: MapNode) -> str:
         return rack_map.MapRow(of).why.replace(NBSP, " ")
 
-    held = [NodeAllocation("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
-    assert why(machine("n", busy(0), MapGpu(1), jobs=held[:1])) == "wren, 1 free"
-    assert why(machine("n", busy(0), jobs=held)) == "wren, plover, 1 more"
+    allocations = [NodeAllocation("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
+    assert why(machine("n", busy(0), MapGpu(1), jobs=allocations[:1])) == "wren, 1 free"
+    assert why(machine("n", busy(0), jobs=allocations)) == "wren, plover, 1 more"
     assert why(machine("n", MapGpu(0), MapGpu(1))) == "free"
     assert why(machine("n", MapGpu(0, is_allocated=True, is_hidden=True), MapGpu(1))) == "in use, 1 free"
     assert why(machine("n", busy(2, celsius=90), busy(3, is_lost=True))) == "GPU 3 lost"
@@ -131,7 +131,7 @@ def test_racks_stand_in_physical_order() -> None:
     assert there.has_racks
 
 
-def test_a_rack_is_compared_with_those_beside_it() -> None:
+def test_a_rack_is_compared_with_its_neighbours() -> None:
     there = drawn(rack("1", 60), rack("2", 66), rack("3", 62), rack("4", 61))
     assert [round(column.off_c or 0, 1) for column in there.columns] == [-6.0, 5.0, -1.5, -1.0]
     assert [column.is_warm for column in there.columns] == [False, True, False, False]
@@ -166,7 +166,7 @@ def test_more_nodes_are_drawn_smaller(nodes: int, size: str) -> None:
     assert rack_map.draw_rack(there, "nowhere").columns == []
 
 
-def test_a_packed_map_says_the_same() -> None:
+def test_a_packed_map_shows_the_same() -> None:
     of = machine("n", busy(0, 93, 61), MapGpu(3), busy(5, is_lost=True, temperature_c=None), rack="R")
     hidden = machine("m", MapGpu(0, is_allocated=True, is_hidden=True), rack="R", slot=1)
     report = packed(drawn(of, hidden, machine("c", cpus=8, cpus_used=3, partitions=["cpu"])))
@@ -182,7 +182,7 @@ def summary(*machines: MapNode, slow: tuple[SlowFileSystem, ...] = (), waiting: 
     return " ".join(headline(drawn(*machines), slow, waiting or PendingDemand(), NOON)).replace(NBSP, " ")
 
 
-def test_the_sentence_says_what_is_broken_first() -> None:
+def test_the_sentence_starts_with_what_is_broken() -> None:
     out = {"state": "drained", "is_in_service": False, "takes_jobs": False, "reason": "XID 79."}
     assert summary() == "No nodes yet. The scheduler is polled within seconds of Vigil’s start."
     assert summary(machine("n", MapGpu(0))) == "The node is in service. No pending jobs."
@@ -203,14 +203,14 @@ def test_the_sentence_says_what_is_broken_first() -> None:
     assert summary(silent, replace(silent, name="b")).startswith("2 agents are silent.")
 
 
-def test_the_sentence_says_what_is_idle_and_held_and_what_hangs() -> None:
+def test_the_sentence_names_idle_allocations_and_what_hangs() -> None:
     wasted = [busy(i, 0, is_wasted=True) for i in range(3)]
     assert "3 GPUs are allocated but idle: mira’s." in summary(machine("a", *wasted))
     noor = structs.replace(wasted[2], holder=MapHolder("noor", "x"))
     assert "3 GPUs are allocated but idle, 2 of them mira’s." in summary(machine("a", *wasted[:2], noor))
-    open_one = SlowFileSystem("nfs01:/x", ["/x"], ["a", "b"], NOON - timedelta(minutes=11), NOON, None)
-    assert summary(machine("a"), slow=(open_one,)).startswith("nfs01 has been slow for 11 min on 2 nodes.")
-    over = replace(open_one, until=NOON)
+    ongoing = SlowFileSystem("nfs01:/x", ["/x"], ["a", "b"], NOON - timedelta(minutes=11), NOON, None)
+    assert summary(machine("a"), slow=(ongoing,)).startswith("nfs01 has been slow for 11 min on 2 nodes.")
+    over = replace(ongoing, until=NOON)
     assert summary(machine("a"), slow=(over,)).startswith("The node is in service.")
     warm = summary(rack("1", 60), rack("2", 66), rack("3", 60))
     assert warm.endswith("Rack 2 is 6.0 °C warmer than its neighbours.")
@@ -313,7 +313,7 @@ def test_the_card_of_a_gpu(mira: User) -> None:
     assert "93 %" not in silent
 
 
-def test_what_others_hold_stays_their_own_where_the_site_says_so(mira: User, settings: LazySettings) -> None:
+def test_allocations_of_others_are_hidden_where_the_site_requires_it(mira: User, settings: LazySettings) -> None:
     a_dgx(timezone.now())
     settings.VIGIL_QUEUE_VISIBLE = "own"
     html = page_text(mira, "/cluster") + page_text(

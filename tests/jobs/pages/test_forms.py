@@ -61,7 +61,7 @@ def test_what_most_runs_set_of_a_recipe_comes_first() -> None:
     assert vision[3].fields[0].path == "run.vision.channels", "as written, where none is named"
 
 
-def test_each_communication_has_its_own_fields() -> None:
+def test_each_communication_has_its_fields() -> None:
     text = merge_form(TEXT, {"run.communication": "diloco"})
     form = fields(text)
     assert form["run.diloco.every"].value == "100"
@@ -72,7 +72,7 @@ def test_each_communication_has_its_own_fields() -> None:
     assert "diloco" not in text, "nothing stays behind that would only be refused"
 
 
-def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> None:
+def test_a_choice_is_described_in_a_line_and_followed_by_its_options() -> None:
     text = 'name = "x"\nkind = "federated"\n[run]\nalgorithm = "fedprox"\npace = "deadline"\n'
     form, run = fields(text), next(item for item in sections(read_toml(text)) if item.title == "Run")
     assert form["run.algorithm"].hint.startswith("FedProx: ")
@@ -86,7 +86,7 @@ def test_what_is_chosen_is_said_in_a_line_and_has_its_options_behind_it() -> Non
     assert "run.pace" in {field.path for field in sections(read_toml('kind = "federated"\n'))[2].more}
 
 
-def test_an_attack_has_its_attackers_beside_it() -> None:
+def test_an_attack_is_followed_by_its_attackers() -> None:
     text = 'name = "x"\nkind = "federated"\n[run]\nattack = "scaling"\nclient_lr_schedule = "cosine"\n'
     run = next(item for item in sections(read_toml(text)) if item.title == "Run")
     order = [field.path for field in run.fields]
@@ -122,7 +122,7 @@ def test_the_mesh_brings_its_fields_in_whole_numbers() -> None:
     assert read_toml(merge_form(TEXT, {"run.mesh": "pp=two"}))["run"]["mesh"] == {"pp": "two"}, "for the spec to refuse"
 
 
-def test_a_script_job_has_its_own_fields() -> None:
+def test_a_script_job_has_its_fields() -> None:
     form = fields('name = "eval"\nkind = "script"\n[script]\nargs = ["--fast", "two words"]\nenv = { A = "1" }\n')
     assert form["script.args"].kind == "lines"
     assert form["script.args"].value == "--fast\ntwo words"
@@ -167,7 +167,7 @@ def test_an_emptied_box_takes_its_key_out() -> None:
     assert "micro_batch" not in text
 
 
-def test_another_kind_or_recipe_drops_the_tables_of_the_one_before() -> None:
+def test_another_kind_or_recipe_drops_the_tables_of_the_previous_one() -> None:
     script = merge_form(TEXT, {"kind": "script"})
     assert "[run]" not in script
     assert '[script]\nentry = "train.py"' in script
@@ -195,8 +195,8 @@ def section(text: str, title: str) -> list[str]:
     return [drawn.path for drawn in found.shown]
 
 
-class TestClientsOfOnesOwn:
-    def test_have_a_section_with_what_they_are_told(self) -> None:
+class TestCustomClients:
+    def test_have_a_section_with_their_options(self) -> None:
         where = ["client.git", "client.ref", "client.directory"]
         reports = ["run.client.hidden", "run.client.name"]
         assert section(CLIENT, "Your clients") == [*where, "client.entry", *reports]
@@ -210,7 +210,7 @@ class TestClientsOfOnesOwn:
         assert (form["run.recipe"].value, form["run.split"].value) == ("client", "column")
         assert merge_form(CLIENT, {path: drawn.value for path, drawn in form.items()}) == CLIENT
 
-    def test_are_told_numbers_as_numbers(self) -> None:
+    def test_receive_numbers_as_numbers(self) -> None:
         run = read_toml(merge_form(CLIENT, {"run.client.hidden": "128", "run.client.name": "7"}))["run"]
         assert run["client"] == {"hidden": 128, "name": "7"}
         assert "hidden" not in merge_form(CLIENT, {"run.client.hidden": ""})
@@ -230,7 +230,7 @@ class TestClientsOfOnesOwn:
             JobSpec.parse_toml(gone)
 
     @pytest.mark.parametrize("algorithm", ["fedprox", "own"])
-    def test_keep_their_recipe_beside_another_algorithm(self, algorithm: str) -> None:
+    def test_keep_their_recipe_with_another_algorithm(self, algorithm: str) -> None:
         spec = JobSpec.parse_toml(merge_form(CLIENT, {"run.algorithm": algorithm}))
         assert (spec.run.recipe, spec.run.algorithm) == ("client", algorithm)
 
@@ -248,7 +248,7 @@ def test_problems_stand_at_their_fields_with_what_would_do() -> None:
     assert field.lead == "64 does not divide over 3 ranks. Nearest that do: "
 
 
-def test_a_recipes_option_is_told_at_its_own_field() -> None:
+def test_an_error_in_an_option_of_a_recipe_is_shown_at_its_field() -> None:
     with pytest.raises(SpecError) as caught:
         JobSpec.parse_toml(TEXT + "[run.language]\nlayers = 0\n")
     problem = locate_problem(caught.value.problems[0])

@@ -19,7 +19,7 @@ from portal.models import User
 from portal.series import store
 from portal.series.store import NewPoints
 from tests.jobs.api.telemetry.test_machines import moment, running
-from tests.jobs.pages.reading import on_one_line
+from tests.jobs.pages.reading import unwrapped
 from tests.lab import a_job, a_project, person, signed_in
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
@@ -30,7 +30,7 @@ HOUR_S = 3600
 def page(user: User, job: Job, query: str = "", **headers: str) -> str:
     answer = signed_in(user).get(f"/jobs/{job.pk}/gpus{query}", headers=headers)
     assert answer.status_code == 200
-    return on_one_line(answer.content.decode())
+    return unwrapped(answer.content.decode())
 
 
 def drawn(html: str) -> dict[str, Any]:
@@ -91,14 +91,14 @@ def test_every_gpu_is_a_row_and_who_stands_out_is_named(mira: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "says", "high"),
+    ("field", "summary", "high"),
     [("memory_mib", "memory 20.0 GiB", 20), ("temperature_c", "temperature 61 °C", 65), ("watts", "power 300 W", 300)],
 )
-def test_what_is_shown_is_in_the_address(mira: User, field: str, says: str, high: float) -> None:
+def test_what_is_shown_is_in_the_address(mira: User, field: str, summary: str, high: float) -> None:
     job = a_job(mira, a_project(), state="running")
     working(job, 80, 80)
     html = page(mira, job, f"?field={field}")
-    assert f"2 GPUs: {says} on average." in html
+    assert f"2 GPUs: {summary} on average." in html
     assert (drawn(html)["field"], drawn(html)["high"]) == (field, high)
     assert drawn(page(mira, job, "?field=loss&from=7&to=3"))["field"] == "gpu_percent"
 
@@ -118,7 +118,7 @@ def test_the_loss_is_of_the_steps_of_the_same_time(mira: User) -> None:
     assert drawn(page(mira, job, "?from=7&to=9"))["loss"] is None
 
 
-def test_ranks_go_by_what_launchers_told(mira: User) -> None:
+def test_ranks_come_from_the_reports_of_launchers(mira: User) -> None:
     job = a_job(mira, a_project(), state="running")
     working(job, 80, 80)
     payload = {"gpus": [{"local_rank": 0, "uuid": UUIDS[1]}, {"local_rank": 1, "uuid": UUIDS[0]}]}
@@ -136,7 +136,7 @@ def test_nonsense_of_a_launcher_names_no_ranks(mira: User, data: dict[str, Any])
     assert group["rows"][0]["label"] == "GPU 0"
 
 
-def test_launchers_tell_where_no_agent_does(mira: User) -> None:
+def test_launchers_report_where_no_agent_does(mira: User) -> None:
     job = a_job(mira, a_project(), state="running")
     launched(job, 55.0)
     html = page(mira, job)
@@ -146,7 +146,7 @@ def test_launchers_tell_where_no_agent_does(mira: User) -> None:
     assert "Launchers do not log temperature" in page(mira, job, "?field=temperature_c")
 
 
-def test_nothing_is_known_yet(mira: User) -> None:
+def test_nothing_is_reported_yet(mira: User) -> None:
     html = page(mira, a_job(mira, a_project(), state="running"))
     assert "No GPU samples yet. Node agents or launchers send them within seconds" in html
     assert "<canvas" not in html
@@ -175,8 +175,8 @@ class TestTab:
         return f'href="/jobs/{job.pk}/gpus"' in signed_in(user).get(f"/jobs/{job.pk}/attempts").content.decode()
 
     @pytest.mark.parametrize("kind", ["distributed", "script", "attached"])
-    def test_whatever_kind_of_job_held_gpus(self, mira: User, kind: str) -> None:
-        held, request, without, waits = (
+    def test_every_kind_of_job_with_gpus(self, mira: User, kind: str) -> None:
+        allocated, request, without, waits = (
             a_job(mira, a_project(), state=state, kind=kind, spec=spec)
             for state, spec in (
                 ("running", {}),
@@ -185,8 +185,8 @@ class TestTab:
                 ("pending", {"resources": {"nodes": 1, "gpus_per_node": 2}}),
             )
         )
-        working(held, 80)
-        assert [self.has(mira, job) for job in (held, request, without, waits)] == [True, True, False, False]
+        working(allocated, 80)
+        assert [self.has(mira, job) for job in (allocated, request, without, waits)] == [True, True, False, False]
         launched(without, 5.0)
         assert self.has(mira, without)
 
@@ -203,7 +203,7 @@ class TestFinding:
         assert ("Low GPU use" in text) == ("Low GPU use" in part)
         return text
 
-    def test_said_with_the_way_to_the_tab(self, mira: User) -> None:
+    def test_shown_with_a_link_to_the_tab(self, mira: User) -> None:
         job = a_job(mira, a_project(), state="running")
         working(job, 10, 20, seconds=HOUR_S + 120)
         for kind in ("distributed", "script", "attached"):
@@ -230,7 +230,7 @@ class TestFinding:
         Holding.objects.all().delete()
         assert self.LOW not in self.shows(mira, busy)
 
-    def test_of_an_hour_that_is_told_in_part_nothing_is_concluded(self, mira: User) -> None:
+    def test_nothing_is_concluded_from_an_incomplete_hour(self, mira: User) -> None:
         job = a_job(mira, a_project(), state="running")
         working(job, 5, seconds=1800)
         assert job.latest is not None
@@ -266,7 +266,7 @@ def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
     assert not [xid for xid in (45, 48, 63) if f"Xid {xid}" in shown]
 
 
-def test_an_xid_of_a_gpu_that_it_held_twice(mira: User) -> None:
+def test_an_xid_of_a_gpu_that_it_was_allocated_twice(mira: User) -> None:
     """The job held the GPU in both periods; what happened to the GPU between them is not shown."""
     job = a_job(mira, a_project(), state="running")
     machine, now = working(job, 80), int(time.time())
@@ -282,7 +282,7 @@ def test_an_xid_of_a_gpu_that_it_held_twice(mira: User) -> None:
     assert "Xid 48" not in shown
 
 
-def test_an_echo_alone_is_told(mira: User) -> None:
+def test_an_echo_alone_is_shown(mira: User) -> None:
     job = a_job(mira, a_project(), state="running")
     machine, now = working(job, 80), int(time.time())
     machine.post(machine.event("xid", now - 9, gpu=UUIDS[0], xid=45, seq=1))
@@ -297,7 +297,7 @@ def figures(user: User, job: Job) -> list[dict[str, Any]]:
     return payload
 
 
-def test_what_a_launcher_tells_of_gpus_are_charts_of_its_own(mira: User) -> None:
+def test_metrics_of_gpus_from_a_launcher_have_separate_charts(mira: User) -> None:
     """They belong to the launcher's stream and go over seconds, as its CPU does, not over the script's steps."""
     job = a_job(mira, a_project(), state="running", kind="script")
     assert [figure["id"] for figure in figures(mira, job)] == ["cpu_cores", "memory_gib"]

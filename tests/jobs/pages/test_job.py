@@ -38,7 +38,7 @@ def test_a_strangers_job_cannot_be_touched(client: Client, action: str) -> None:
     assert Attempt.objects.get(job=job).cancel_asked_at is None
 
 
-def test_a_running_job_tells_its_life(client: Client, mira: User, project: Project) -> None:
+def test_a_running_job_shows_its_life(client: Client, mira: User, project: Project) -> None:
     now = timezone.now()
     lost = {"number": 1, "step": 80, "steps": 200, "submitted_at": now - timedelta(hours=3), "reason": "shapes differ"}
     job = a_job(mira, project, state="failed", name="nightjar", attempt=lost)
@@ -85,7 +85,7 @@ def test_charts_know_where_attempts_and_restarts_begin(client: Client, mira: Use
     assert 'id="marked"' not in client.get(f"/jobs/{job.pk}/life?tab=logs").text
 
 
-def test_charts_without_values_say_what_to_expect_now(client: Client, mira: User, project: Project) -> None:
+def test_charts_without_values_explain_what_to_expect_now(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="pending")
     assert marked(client, f"/jobs/{job.pk}")["empty"] == "No values yet: the job is in the queue."
     Attempt.objects.update(state="running", started_at=timezone.now())
@@ -124,7 +124,7 @@ def test_what_replicas_send_is_drawn_where_somebody_chose_how(client: Client, mi
     assert "communicated_mib" not in drawn()
 
 
-def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: User, project: Project) -> None:
+def test_a_job_that_lost_a_node_and_got_it_back(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     attempt = job.attempts.get()
     Attempt.objects.update(incarnation=4)
@@ -148,7 +148,7 @@ def test_a_job_that_lost_a_node_and_got_it_back_says_so(client: Client, mira: Us
         assert line in page
 
 
-def test_an_elastic_job_tells_on_how_many_ranks_it_trains_now(client: Client, mira: User, project: Project) -> None:
+def test_an_elastic_job_shows_on_how_many_ranks_it_trains_now(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running", attempt={"nodes": ["vm-0", "vm-1", "vm-2"]})
     job.spec = {**job.spec, "resources": {**job.spec["resources"], "nodes": "1:3", "ranks_per_node": 2}}
     job.save(update_fields=["spec"])
@@ -184,7 +184,7 @@ def test_every_tab_answers_for_every_state(client: Client, mira: User, project: 
             assert response.status_code == 200, (state, tab)
 
 
-def test_checkpoints_say_their_state_and_resume(client: Client, mira: User, project: Project) -> None:
+def test_checkpoints_show_their_state_and_resume(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="timeout", attempt={"step": 130, "steps": 200}, directory="vision/a b")
     save(job, 100, bytes=81_400_000_000, seconds=38.2, consumed_samples=3200, parent_step=50)
     save(job, 120, state="corrupt", problem="digest differs")
@@ -210,7 +210,7 @@ def test_the_model_is_taken_out_as_it_can_be(client: Client, mira: User, project
     assert commands({"language": {"lora_rank": 4}}) == ["--merged --hf step-100", "step-100-adapters"]
 
 
-def test_attempts_tell_what_vigil_did(client: Client, mira: User, project: Project) -> None:
+def test_attempts_show_what_vigil_did(client: Client, mira: User, project: Project) -> None:
     fields = {
         "decision": "Stopped: the same cause twice.", "exit_code": 1,
         "failure": {"rank": 5, "error": "RuntimeError: shapes", "kind": "exception"},

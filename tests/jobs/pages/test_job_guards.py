@@ -13,7 +13,7 @@ from vigil_core import formatting
 pytestmark = pytest.mark.django_db
 
 
-def test_what_the_guards_found_is_told_in_order(client: Client, mira: User, project: Project) -> None:
+def test_findings_of_the_guards_are_shown_in_order(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed")
     attempt = job.attempts.get()
     skipped = {"step": 60, "norm": 5200.0, "mean": 1.3, "limit": 26.0, "samples": {"first_place": 944, "count": 16}}
@@ -98,7 +98,7 @@ def test_the_newest_warnings_stand_on_the_overview(client: Client, mira: User, p
     assert "delays the others" not in client.get(f"/jobs/{job.pk}/life?tab=spec").content.decode()
 
 
-def test_the_layout_that_auto_came_to_is_told_with_the_reasons(client: Client, mira: User, project: Project) -> None:
+def test_the_layout_that_auto_chose_is_shown_with_the_reasons(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     why = ["a copy on each rank (ddp): no, 141 GiB of 64 GiB usable", "shards within a node: yes, <42 GiB fits"]
     for rank, report in (
@@ -133,7 +133,7 @@ def test_who_has_ended_is_promised_no_checkpoint(client: Client, mira: User, pro
     assert "No checkpoints yet" not in ended
 
 
-def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, mira: User, project: Project) -> None:
+def test_a_finding_after_many_stragglers_is_shown_all_the_same(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="failed")
     at = timezone.now()
     slow = [Event(attempt=job.latest, time=at, kind="straggler", data={"rank": 3, "factor": 2.0}) for _ in range(250)]
@@ -145,7 +145,7 @@ def test_what_many_stragglers_came_before_is_told_all_the_same(client: Client, m
     assert "step 1,200 was not finite" in page
 
 
-def test_what_the_guards_said_stands_alone_whichever_rank_came_first(
+def test_a_finding_of_the_guards_stands_alone_whichever_rank_failed_first(
     client: Client, mira: User, project: Project
 ) -> None:
     error = "NumericsError: numerics.nonfinite: step 2: loss inf, first in the output of blocks.1 on rank 0"
@@ -160,7 +160,7 @@ def test_what_the_guards_said_stands_alone_whichever_rank_came_first(
         assert "Rank 1" not in page
 
 
-def test_who_diverged_is_not_told_to_go_on_from_there(client: Client, mira: User, project: Project) -> None:
+def test_a_diverged_job_is_not_advised_to_resume_there(client: Client, mira: User, project: Project) -> None:
     ended = {"number": 1, "step": 726, "steps": 900, "cause": "diverged", "reason": "Its loss ran away."}
     job = a_job(mira, project, state="failed", attempt=ended)
     save(job, 718)
@@ -169,7 +169,7 @@ def test_who_diverged_is_not_told_to_go_on_from_there(client: Client, mira: User
     assert "It can be resumed from step 718" not in html
 
 
-def test_one_rank_alone_has_no_others_to_compare(client: Client, mira: User, project: Project) -> None:
+def test_a_single_rank_has_no_others_to_compare(client: Client, mira: User, project: Project) -> None:
     job = a_job(mira, project, state="running")
     assert 'data-chart="ranks"' not in text(client.get(f"/jobs/{job.pk}"))
     for changed in ({"ranks_per_node": 2}, {"nodes": "1:2"}):

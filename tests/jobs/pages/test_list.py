@@ -49,7 +49,7 @@ def test_tabs_count_every_state_of_what_is_searched(client: Client, mira: User, 
 
 
 @pytest.mark.parametrize(("hours", "reason"), [(2, "Scheduled to start at "), (-2, "BeginTime: it is scheduled")])
-def test_a_job_that_begins_later_says_when(
+def test_a_job_that_begins_later_shows_when(
     hours: int, reason: str, client: Client, mira: User, project: Project
 ) -> None:
     """After a requeue Slurm gives the same reason for a pause of its own: the requested time is then past."""
@@ -83,7 +83,7 @@ def test_htmx_gets_the_table_alone_and_caches_apart(client: Client, mira: User, 
     assert "HX-Target" in response.headers["Vary"]
 
 
-def test_lists_with_nothing_say_what_to_do(client: Client, mira: User, project: Project) -> None:
+def test_empty_lists_explain_what_to_do(client: Client, mira: User, project: Project) -> None:
     assert "No jobs yet" in text(client.get("/jobs"))
     a_job(mira, project)
     html = text(client.get("/jobs?q=lora&since=7d"))
@@ -116,7 +116,7 @@ def test_names_and_reasons_are_escaped(client: Client, mira: User, project: Proj
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("reason", "shown"),
     [
         ("Resources", "Resources: its resources are not free yet."),
         ("QOSMaxGRESPerUser", "QOSMaxGRESPerUser: its owner would exceed the QOS’s limit per person."),
@@ -126,13 +126,13 @@ def test_names_and_reasons_are_escaped(client: Client, mira: User, project: Proj
         ("SomethingNew", "SomethingNew"),
     ],
 )  # fmt: skip
-def test_why_a_job_waits_is_a_sentence(client: Client, mira: User, project: Project, told: str, shown: str) -> None:
-    job = a_job(mira, project, state="pending", attempt={"reason": told})
+def test_why_a_job_waits_is_a_sentence(client: Client, mira: User, project: Project, reason: str, shown: str) -> None:
+    job = a_job(mira, project, state="pending", attempt={"reason": reason})
     assert f'title="{shown}"' in text(client.get("/jobs"))
     assert f"{shown.removesuffix('.')}.</span>" in text(client.get(f"/jobs/{job.pk}"))
 
 
-def test_phones_are_told_why_loss_and_age(client: Client, mira: User, project: Project) -> None:
+def test_phones_show_reason_loss_and_age(client: Client, mira: User, project: Project) -> None:
     a_job(mira, project, state="failed", attempt={"reason": "out of memory on rank 3", "latest": {"loss": 2.5}})
     row = text(client.get("/jobs")).split("<tbody>")[1].split("</tbody>")[0]
     for name in ("why", "latest", "age"):

@@ -47,7 +47,7 @@ def test_logs_are_searched_on_the_server(client: Client, logged: Job) -> None:
     assert "<mark>step 12</mark>" in html
 
 
-def test_a_search_without_a_hit_says_how_to_widen_it(client: Client, logged: Job) -> None:
+def test_a_search_without_a_hit_explains_how_to_widen_it(client: Client, logged: Job) -> None:
     html = text(client.get(f"/jobs/{logged.pk}/logs?rank=1&q=<nowhere>"))
     assert "No line of rank 1 matches “&lt;nowhere&gt;”" in html
     assert 'href="?rank=1">show the whole log</a>' in html
@@ -55,7 +55,7 @@ def test_a_search_without_a_hit_says_how_to_widen_it(client: Client, logged: Job
     assert 'name="rank"' in html, "another rank can still be chosen"
 
 
-def test_a_log_can_be_kept(client: Client, logged: Job) -> None:
+def test_a_log_can_be_downloaded(client: Client, logged: Job) -> None:
     html = text(client.get(f"/jobs/{logged.pk}/logs?rank=1&q=shapes"))
     address = f"/jobs/{logged.pk}/logs/download?attempt=1&amp;rank=1"
     assert f'href="{address}"' in html
@@ -92,7 +92,7 @@ def test_a_download_leads_nowhere_else(client: Client, logged: Job, query: str) 
     assert client.get(f"/jobs/{logged.pk}/logs/download?{query}").status_code == 404
 
 
-def test_a_link_in_place_of_a_log_is_not_kept(client: Client, logged: Job, tmp_path: Path) -> None:
+def test_a_link_in_place_of_a_log_is_not_downloaded(client: Client, logged: Job, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush")
     log = tmp_path / "default/1-abcdef/job/attempt-1/logs/0.1.log"
     log.unlink()
@@ -121,7 +121,7 @@ def test_log_requests_lead_nowhere_else(client: Client, logged: Job, query: str)
     assert client.get(f"/jobs/{logged.pk}/logs?{query}").status_code == 404
 
 
-def test_a_rank_without_a_log_says_so(client: Client, logged: Job) -> None:
+def test_a_rank_without_a_log_is_explained(client: Client, logged: Job) -> None:
     assert "Rank 7 has not written a log" in text(client.get(f"/jobs/{logged.pk}/logs?rank=7"))
     assert client.get(f"/jobs/{logged.pk}/logs/lines?rank=7").status_code == 204
     tail = text(client.get(f"/jobs/{logged.pk}/logs/lines?tail=3"))

@@ -43,7 +43,7 @@ def page(client: Client, job: Job) -> str:
     return text(client.get(f"/jobs/{job.pk}"))
 
 
-def test_says_what_bounds_it_and_where_a_step_goes(client: Client, job: Job) -> None:
+def test_shows_what_bounds_it_and_where_the_time_of_a_step_goes(client: Client, job: Job) -> None:
     add_event(job, "run.verdict", **{**VERDICT, "bound": "compute"})
     add_event(job, "run.verdict", **VERDICT)
     add_event(job, "run.verdict", rank=3, **{**VERDICT, "bound": "host"})  # not rank 0's
@@ -78,7 +78,7 @@ def test_words_that_come_late_are_not_the_newest(client: Client, job: Job) -> No
     assert "Bound by input" in shown
 
 
-def test_says_so_while_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
+def test_explains_that_too_little_is_measured(client: Client, mira: User, project: Project, job: Job) -> None:
     assert "The analysis needs 20 steps" in page(client, job)
     add_event(job, "run.verdict", bound=None, because="Not enough measured yet: 6 steps.", remedy="no", split={})
     shown = page(client, job)
@@ -89,7 +89,7 @@ def test_says_so_while_too_little_is_measured(client: Client, mira: User, projec
         assert ">Bottleneck<" not in page(client, other)
 
 
-def test_tells_goodput(client: Client, job: Job) -> None:
+def test_shows_goodput(client: Client, job: Job) -> None:
     stream = Spooled()
     for step in range(1, 76):
         stream.log(step, step_seconds=2.0)
@@ -159,7 +159,7 @@ def test_a_slow_mount_is_marked_on_the_steps_done_meanwhile(client: Client, job:
     assert "slow" not in client.get(f"/jobs/{job.pk}").context["marks"]
 
 
-def test_slow_mounts_of_many_attempts_are_asked_for_at_once(client: Client, job: Job) -> None:
+def test_slow_mounts_of_many_attempts_are_queried_at_once(client: Client, job: Job) -> None:
     """An attempt shows the alerts of its own nodes and time."""
     began = time.time() - 6_000
     for number in range(2, 8):

@@ -62,7 +62,7 @@ def job(mira: User) -> Job:
     return a_job(mira, a_project(), state="running", name="wren")
 
 
-def held(job: Job) -> None:
+def allocate(job: Job) -> None:
     running(job, seconds=50)
     allocations.update()
 
@@ -124,7 +124,7 @@ def test_the_stretch_of_time_is_in_the_address(mira: User, query: str, span: dic
     assert script(raw(mira, query=query), "marks")["span"] == span
 
 
-def test_what_happened_is_told_and_marked(mira: User) -> None:
+def test_events_are_described_and_marked(mira: User) -> None:
     machine, now = machine_at_work(), time.time()
     message = f"pid=7, name={HOSTILE}, GPU has fallen off the bus."
     machine.post(machine.event("xid", now - 30, gpu=UUIDS[1], xid=79, seq=4, text=message, confirmed=True))
@@ -145,7 +145,7 @@ def test_what_happened_is_told_and_marked(mira: User) -> None:
     assert past == []
 
 
-def test_a_shared_file_system_that_was_slow_on_others_too_is_named_as_one(mira: User) -> None:
+def test_a_shared_file_system_that_was_slow_on_several_nodes_is_a_single_finding(mira: User) -> None:
     now = time.time()
     for name in ("dgx-01", "dgx-02"):
         machine = Machine(name, gpus=())
@@ -156,10 +156,10 @@ def test_a_shared_file_system_that_was_slow_on_others_too_is_named_as_one(mira: 
 
 def test_processes_with_hostile_names(mira: User, job: Job) -> None:
     machine, now = machine_at_work(), int(time.time())
-    held(job)
-    mine = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": HOSTILE, "memory_mib": 512, "job": str(job.pk)}
+    allocate(job)
+    process = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": HOSTILE, "memory_mib": 512, "job": str(job.pk)}
     stray = {"gpu": UUIDS[1], "pid": 6, "user": "oskar", "name": "", "memory_mib": None, "job": ""}
-    machine.post({**machine.batch(now, gpu_percent=40), "processes": [stray, mine]})
+    machine.post({**machine.batch(now, gpu_percent=40), "processes": [stray, process]})
     assert HOSTILE not in raw(mira)
     html = text(mira)
     assert f"<code>{HOSTILE}</code>" in html
@@ -167,9 +167,9 @@ def test_processes_with_hostile_names(mira: User, job: Job) -> None:
     assert "no job" in html
 
 
-def test_who_held_what(mira: User, job: Job) -> None:
+def test_past_allocations(mira: User, job: Job) -> None:
     machine_at_work()
-    held(job)
+    allocate(job)
     (band,) = script(raw(mira), "marks")["bands"][UUIDS[0]]
     assert band[1:] == [None, "mine", "wren (mira)"]
     html = text(mira)
@@ -195,9 +195,9 @@ class TestOthers:
     def _others_are_hidden(self, settings: LazySettings, job: Job) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "own"
         machine, now = machine_at_work(), int(time.time())
-        held(job)
-        mine = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": "secret.py", "memory_mib": 5, "job": str(job.pk)}
-        machine.post({**machine.batch(now, gpu_percent=[[97] * 10, [40] * 10]), "processes": [mine]})
+        allocate(job)
+        process = {"gpu": UUIDS[0], "pid": 5, "user": "mira", "name": "secret.py", "memory_mib": 5, "job": str(job.pk)}
+        machine.post({**machine.batch(now, gpu_percent=[[97] * 10, [40] * 10]), "processes": [process]})
         machine.post(machine.event("xid", now, gpu=UUIDS[0], xid=31, seq=1, text="pid=5, name=secret.py"))
 
     def test_from_a_stranger(self, noor: User) -> None:
@@ -217,14 +217,14 @@ class TestOthers:
             assert "<b>97</b>" in html
             assert ">wren</a>" in html
 
-    def test_a_link_only_where_the_job_can_be_seen(self, settings: LazySettings, noor: User, job: Job) -> None:
+    def test_a_link_only_where_the_job_is_visible(self, settings: LazySettings, noor: User, job: Job) -> None:
         settings.VIGIL_QUEUE_VISIBLE = "everyone"
         html = text(noor)
         assert "wren" in html
         assert f"/jobs/{job.pk}" not in html
 
 
-def test_machines_look_meant_without_agent_or_gpus(mira: User) -> None:
+def test_machines_without_agent_or_gpus(mira: User) -> None:
     Node.objects.create(name="cpu-01", state="idle", cpus=64)
     html = text(mira, "cpu-01")
     assert "Schedulable: 64 of 64 CPUs free." in html
@@ -238,7 +238,7 @@ def test_machines_look_meant_without_agent_or_gpus(mira: User) -> None:
     assert 'class="lanes"' not in html
 
 
-def test_an_agent_that_has_not_told_anything(mira: User) -> None:
+def test_an_agent_that_has_not_reported_anything(mira: User) -> None:
     Machine("dgx-09")
     html = text(mira, "dgx-09")
     assert "Its agent has not reported yet." in html
@@ -252,7 +252,7 @@ def test_a_made_up_machine_stays_as_it_is(mira: User) -> None:
     assert "vigil agent" not in html
 
 
-def test_silence_is_said_first(mira: User) -> None:
+def test_silence_comes_first(mira: User) -> None:
     machine_at_work()
     Agent.objects.update(heard_at=moment(time.time() - 900))
     assert "No report for 15 min" in text(mira)

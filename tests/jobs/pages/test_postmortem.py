@@ -55,7 +55,7 @@ def test_leads_with_what_happened_and_what_to_do(incident: Incident, client: Cli
     assert "Opened this post-mortem" in html
 
 
-def test_what_it_came_of_is_said_once_at_its_head(incident: Incident, client: Client) -> None:
+def test_the_cause_is_named_once_at_its_head(incident: Incident, client: Client) -> None:
     message = "Unhandled exception (94 % confidence). Not restarted: the same would happen again."
     Attempt.objects.update(decision=f"{message}", decided_at=timezone.now())
     head = re.search(r'<p class="say">(.*?)</p>', page_of(client, incident), re.DOTALL)
@@ -77,7 +77,7 @@ def test_a_line_with_a_secret_is_found_by_what_is_before_it(mira: User, client: 
     assert "hf_abcdefghijklmnop end" in text(client.get(found[1].replace("&amp;", "&")))
 
 
-def test_what_a_log_says_is_text_alone(mira: User, client: Client, runs: Path) -> None:
+def test_lines_of_a_log_are_plain_text(mira: User, client: Client, runs: Path) -> None:
     evil = RAISED.replace("'label'", "'<script>alert(1)</script>\x1b[31m ```` <b>hf_abcdefghijklmnop'")
     incident = dead(mira, runs, evil)
     html = page_of(client, incident)
@@ -138,7 +138,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     assert "new in the next attempt" in html
 
 
-def test_only_a_bad_end_has_one(mira: User, client: Client, runs: Path) -> None:
+def test_only_failures_have_a_post_mortem(mira: User, client: Client, runs: Path) -> None:
     for ended in (
         AttemptEnd("completed", 0),
         AttemptEnd("failed", 75),
@@ -205,7 +205,7 @@ class TestWriting:
         assert PostMortem.objects.get().narrative == "mine"
 
     @pytest.mark.parametrize(
-        ("fields", "said"),
+        ("fields", "message"),
         [
             (
                 {"row": "new0", "text-new0": "x", "owner-new0": "nobody.here"},
@@ -223,14 +223,14 @@ class TestWriting:
         ],
     )
     def test_what_cannot_be_is_refused_whole_and_stays_in_the_form(
-        self, incident: Incident, client: Client, fields: dict[str, Any], said: str
+        self, incident: Incident, client: Client, fields: dict[str, Any], message: str
     ) -> None:
         fields = {"narrative": "<i>mine</i>", "factors": "haste", **fields}
         where = f"/jobs/{incident.attempt.job_id}/postmortem/write?attempt=1"
         answer = client.post(where, {"revision": 0, **fields})
         html = text(answer)
         assert answer.status_code == 422
-        assert said in html
+        assert message in html
         assert "&lt;i&gt;mine&lt;/i&gt;</textarea>" in html or len(fields["narrative"]) > 99
         assert 'name="text-new0" value="x' in html or "row" not in fields
         assert 'value="nobody.here"' in html or "owner-new0" not in fields
@@ -255,7 +255,7 @@ class TestWriting:
 
 
 class TestOverruling:
-    def test_is_final_and_keeps_what_the_evidence_said(self, incident: Incident, client: Client) -> None:
+    def test_is_final_and_keeps_the_cause_by_evidence(self, incident: Incident, client: Client) -> None:
         html = send(client, incident, "overrule", cause="data.corrupt", why="The index of shard 7 was cut off.")
         assert "Corrupt data, according to mira: The index of shard 7 was cut off." in html
         assert "by the evidence it was <code>program.exception</code>" in html
@@ -274,9 +274,9 @@ class TestOverruling:
         incident = dead(mira, runs)
         verdict_on = incidents.diagnose_incident
 
-        def meanwhile(one: Incident) -> Any:
-            send(client, one, "overrule", cause="data.corrupt", why="I saw it.")
-            return verdict_on(one)
+        def meanwhile(found: Incident) -> Any:
+            send(client, found, "overrule", cause="data.corrupt", why="I saw it.")
+            return verdict_on(found)
 
         monkeypatch.setattr(incidents, "diagnose_incident", meanwhile)
         Incident.objects.update(due_at=timezone.now())
@@ -305,7 +305,7 @@ class TestOverruling:
         assert "Overrule the cause" in page_of(client, incident)
 
     @pytest.mark.parametrize(
-        ("fields", "said"),
+        ("fields", "message"),
         [
             ({"cause": "witchcraft", "why": "I saw it."}, "is not a cause"),
             ({"cause": "gpu.ecc"}, "Give a reason"),
@@ -313,16 +313,16 @@ class TestOverruling:
         ],
     )
     def test_needs_a_cause_and_a_reason(
-        self, incident: Incident, client: Client, fields: dict[str, str], said: str
+        self, incident: Incident, client: Client, fields: dict[str, str], message: str
     ) -> None:
         html = send(client, incident, "overrule", **fields)
-        assert said in html
+        assert message in html
         assert f'value="{fields.get("why", "")}"' in html
         assert '<option value="gpu.ecc" selected>' in html or fields["cause"] != "gpu.ecc"
         assert Incident.objects.get().overruled_at is None
 
 
-def test_a_revision_is_told(incident: Incident, client: Client) -> None:
+def test_a_revision_is_shown(incident: Incident, client: Client) -> None:
     verdict = Diagnosis.objects.get().verdict
     Diagnosis.objects.create(
         incident=incident, version=2, cause="gpu.off_bus", confidence=0.97, verdict=verdict | {"cause": "gpu.off_bus"}
@@ -333,29 +333,29 @@ def test_a_revision_is_told(incident: Incident, client: Client) -> None:
     assert "Revised it: now gpu.off_bus" in html
 
 
-def test_like_this_one_are_only_those_that_the_reader_sees(mira: User, runs: Path, client: Client) -> None:
-    mine, same = dead(mira, runs), dead(mira, runs)
+def test_similar_incidents_are_only_those_visible_to_the_reader(mira: User, runs: Path, client: Client) -> None:
+    incident, same = dead(mira, runs), dead(mira, runs)
     hidden = dead(person("stranger", a_project("elsewhere")), runs, project="elsewhere")
-    assert hidden.fingerprint == mine.fingerprint == same.fingerprint
-    html = page_of(client, mine)
+    assert hidden.fingerprint == incident.fingerprint == same.fingerprint
+    html = page_of(client, incident)
     assert f"/jobs/{same.attempt.job_id}/postmortem" in html
     assert "same failure" in html
     assert f"/jobs/{hidden.attempt.job_id}/" not in html
-    assert f"/jobs/{hidden.attempt.job_id}/" in page_of(signed_in(sysadmin()), mine)
+    assert f"/jobs/{hidden.attempt.job_id}/" in page_of(signed_in(sysadmin()), incident)
 
 
-def test_those_on_its_node_stand_beside_those_of_its_program(mira: User, runs: Path, client: Client) -> None:
-    mine, on_node = dead(mira, runs), dead(mira, runs)
+def test_incidents_on_its_node_stand_next_to_those_of_its_program(mira: User, runs: Path, client: Client) -> None:
+    incident, on_node = dead(mira, runs), dead(mira, runs)
     newer = [dead(mira, runs) for _ in range(5)]
     Incident.objects.update(node="dgx-01")
-    Incident.objects.exclude(pk__in=[mine.pk, *(item.pk for item in newer)]).update(fingerprint="another")
-    mine.refresh_from_db()
-    found = similar.find(mine, mira)
+    Incident.objects.exclude(pk__in=[incident.pk, *(item.pk for item in newer)]).update(fingerprint="another")
+    incident.refresh_from_db()
+    found = similar.find(incident, mira)
     assert [(item.incident.pk, item.what) for item in found][-1] == (on_node.pk, "same node")
     assert len(found) == 6
 
 
-def test_is_linked_from_wherever_one_looks(incident: Incident, client: Client) -> None:
+def test_is_linked_from_job_and_home_pages(incident: Incident, client: Client) -> None:
     address = f"/jobs/{incident.attempt.job_id}/postmortem?attempt=1"
     for path in ("", "/attempts", "/life"):
         assert address in text(client.get(f"/jobs/{incident.attempt.job_id}{path}")), path

@@ -51,7 +51,7 @@ def test_a_file_replaces_all(ops: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "message"),
     [
         ({"text": "dgx-01,A1\n?<b>,A1"}, "Line 2: '?<b>' is not a valid node name."),
         ({"text": " "}, "It is empty."),
@@ -59,16 +59,16 @@ def test_a_file_replaces_all(ops: User) -> None:
         ({"file": upload(b"a,R\n" * 300_000)}, "The file is larger than 1,000,000 bytes."),
     ],
 )
-def test_a_mistake_changes_nothing_and_is_shown(ops: User, sent: dict[str, object], said: str) -> None:
+def test_a_mistake_changes_nothing_and_is_shown(ops: User, sent: dict[str, object], message: str) -> None:
     racks.replace(ops, racks.parse_csv("kept,R"))
     answer = signed_in(ops).post("/racks/all", sent)
     assert answer.status_code == 422
-    assert said in unescape(answer.text)
+    assert message in unescape(answer.text)
     assert "<b>," not in answer.text
     assert there() == {"kept": ("R", 0)}
 
 
-def test_nodes_are_placed_one_by_one(ops: User) -> None:
+def test_nodes_are_placed_individually(ops: User) -> None:
     client = signed_in(ops)
     racks.replace(ops, racks.parse_csv("dgx-01,A1,1,7"))
     client.post("/racks/one", {"node": " dgx-02 ", "rack": "A1", "slot": "2"})

@@ -39,7 +39,7 @@ def test_segments_follow_each_other_inside_the_drawing() -> None:
     assert all(a.end <= b.x + 0.001 for a, b in zip(segments, segments[1:], strict=False))
 
 
-def test_lost_work_is_seen_even_when_it_was_little() -> None:
+def test_lost_work_is_visible_even_when_it_was_little() -> None:
     first, second, third, _ = life().segments
     assert first.lost_x is not None
     assert first.lost_width > 1
@@ -125,7 +125,7 @@ def test_nights_and_days_are_marked() -> None:
     assert any(day and label.startswith("Fri 20") for _, label, day in ribbon.axis)
 
 
-def test_the_life_is_told_in_words_too() -> None:
+def test_the_life_is_described_in_words_too() -> None:
     words = life().words
     assert words.startswith("4\N{NO-BREAK SPACE}attempts since")
     assert "Attempt 3 ended" in words

@@ -71,11 +71,11 @@ RUNNING: dict[str, Any] = {"started_at": before(hours=6), "last_report_at": NOW,
          {"state": "node_fail", "reason": "dgx-03 silent"}),
     ],
 )  # fmt: skip
-def test_what_is_said(text: str, facts: dict[str, Any]) -> None:
+def test_sentences(text: str, facts: dict[str, Any]) -> None:
     assert sentence(**facts) == text
 
 
-def test_a_limit_that_will_not_hold_is_said_before_it_strikes() -> None:
+def test_a_limit_that_is_too_short_is_reported_before_it_strikes() -> None:
     text = sentence("running", **RUNNING, done_at=after(hours=9), ends_by=after(hours=7))
     assert "That is 2 h after its time limit: it will stop at 16:14 with a checkpoint, to be resumed." in text
 

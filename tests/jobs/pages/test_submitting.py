@@ -91,7 +91,7 @@ def test_checking_changes_nothing(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "said"),
+    ("change", "field", "message"),
     [
         (("ranks_per_node = 2", "ranks_per_node = 3"), "f-run-global_batch-e", "32 does not divide over 3 ranks"),
         (("steps = 20", "steps = 0"), "f-run-steps-e", "0 is too small"),
@@ -101,15 +101,17 @@ def test_checking_changes_nothing(client: Client) -> None:
         (("[run]", "[run"), "say", "Line 8: a table&#x27;s name is written in brackets"),
     ],
 )
-def test_problems_stand_at_their_field_and_line(client: Client, change: tuple[str, str], field: str, said: str) -> None:
+def test_problems_stand_at_their_field_and_line(
+    client: Client, change: tuple[str, str], field: str, message: str
+) -> None:
     response = client.post("/submit", {"toml": SPEC.replace(*change), "side": "toml", "do": "submit"})
     assert response.status_code == 422
     html = text(response)
-    assert said in html.split(f'id="{field}"')[1]
+    assert message in html.split(f'id="{field}"')[1]
     assert not Job.objects.exists()
 
 
-def test_what_is_no_toml_is_said_once(client: Client) -> None:
+def test_invalid_toml_is_reported_once(client: Client) -> None:
     html = text(client.post("/submit", {"toml": "steps = ten", "side": "toml", "do": "check"}))
     for_the_editor = html.split('data-marks="')[1].split('"')[0]
     assert "Line 1: a text needs quotes." in for_the_editor
@@ -126,13 +128,13 @@ def test_the_example_script_can_be_opened_in_a_browser(client: Client, settings:
     assert 'id="f-code"' in html
 
 
-def test_everything_wrong_is_told_at_once_and_named_on_top(client: Client) -> None:
+def test_all_errors_are_shown_at_once_and_listed_on_top(client: Client) -> None:
     wrong = SPEC.replace("ranks_per_node = 2", 'ranks_per_node = 3\ntime_limit = "12 hours"').replace("default", "no")
     html = text(client.post("/submit", {"toml": wrong, "side": "toml", "do": "submit"}))
-    say = html.split('id="say"')[1].split("</p>")[0]
-    assert "3 things to fix:" in say
+    summary = html.split('id="say"')[1].split("</p>")[0]
+    assert "3 things to fix:" in summary
     for field, name in (("project", "Project"), ("resources-time_limit", "Time limit"), ("run-global_batch", "Global")):
-        assert f'<a href="#f-{field}">{name}' in say
+        assert f'<a href="#f-{field}">{name}' in summary
     assert "32 does not divide over 3 ranks" in html.split('id="f-run-global_batch-e"')[1]
     item = text(client.post("/submit", {"toml": SPEC.replace("steps = 20", "steps = 0"), "side": "toml"}))
     assert 'One thing to fix: <a href="#f-run-steps">Steps</a>. <span class="muted">0 is too small' in item
@@ -177,14 +179,14 @@ def test_each_side_answers_with_the_other(client: Client) -> None:
     assert 'id="editor"' not in typed, "never the box that is being typed into"
 
 
-def test_another_kind_brings_its_own_fields(client: Client) -> None:
+def test_another_kind_brings_its_fields(client: Client) -> None:
     html = text(client.post("/submit/sync", {"toml": SPEC, "side": "form", "kind": "script", "run.steps": "20"}))
     assert 'name="script.entry"' in html
     assert 'name="run.steps"' not in html
     assert "[script]" in html
 
 
-def test_clients_of_ones_own_bring_a_file_to_choose(client: Client) -> None:
+def test_custom_clients_bring_a_file_to_choose(client: Client) -> None:
     spec = SPEC.partition("[run]")[0].replace('kind = "distributed"', 'kind = "federated"')
     options = {"toml": spec, "side": "form", "run.recipe": "client"}
     html = text(client.post("/submit/sync", options))

@@ -23,7 +23,7 @@ def a_sweep(owner: User, project: Project, name: str, *states: str) -> Sweep:
     return sweep
 
 
-def test_each_sweep_tells_how_its_jobs_stand(mira: User) -> None:
+def test_each_sweep_shows_the_states_of_its_jobs(mira: User) -> None:
     sweep = a_sweep(mira, lab.a_project(), "rates", "running", "completed", "completed", "failed")
     html = lab.signed_in(mira).get("/sweeps").text
     assert f'<a class="name" href="/sweeps/{sweep.pk}">rates</a>' in html
@@ -42,7 +42,7 @@ def test_others_see_nothing_of_it(mira: User) -> None:
     assert Client().get("/sweeps").status_code == 302
 
 
-def test_pages_go_on_where_the_one_before_ended(mira: User) -> None:
+def test_pages_go_on_where_the_previous_one_ended(mira: User) -> None:
     project = lab.a_project()
     Sweep.objects.bulk_create(Sweep(project=project, owner=mira, name=f"s{n:02}", axes=[]) for n in range(30))
     browser = lab.signed_in(mira)
@@ -57,7 +57,7 @@ def test_pages_go_on_where_the_one_before_ended(mira: User) -> None:
     assert "s29" in browser.get("/sweeps?after=nonsense").text
 
 
-def test_it_asks_as_often_for_many_as_for_one(mira: User, django_assert_max_num_queries: Any) -> None:
+def test_the_number_of_queries_does_not_grow_with_sweeps(mira: User, django_assert_max_num_queries: Any) -> None:
     for name in ("one", "two", "three"):
         a_sweep(mira, lab.a_project(), name, "completed", "completed")
     browser = lab.signed_in(mira)
@@ -66,7 +66,7 @@ def test_it_asks_as_often_for_many_as_for_one(mira: User, django_assert_max_num_
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL reads a small table whole")
-def test_jobs_of_other_sweeps_are_not_looked_at(mira: User) -> None:
+def test_jobs_of_other_sweeps_are_not_read(mira: User) -> None:
     with CaptureQueriesContext(connection) as queries:
         states_of([a_sweep(mira, lab.a_project(), "one", "completed")])
     with connection.cursor() as cursor:

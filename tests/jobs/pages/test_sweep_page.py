@@ -37,7 +37,7 @@ def measured(toml: str, mira, losses, **fields) -> Sweep:
     return created
 
 
-def seen_by_all(mira, sweep: Sweep) -> str:
+def standing_text(mira, sweep: Sweep) -> str:
     """The sentence on its page, which REST and the command line have, too."""
     client = lab.signed_in(mira)
     answer = client.get(f"/api/v1/sweeps/{sweep.pk}").json()
@@ -48,10 +48,10 @@ def seen_by_all(mira, sweep: Sweep) -> str:
     return text
 
 
-def test_of_a_sweep_without_seeds_the_best_job_is_told(mira):
+def test_a_sweep_without_seeds_names_the_best_job(mira):
     toml = 'name = "rates"\n[sweep.over]\n"run.learning_rate" = [1e-3, 2e-3]\n'
     created = measured(toml, mira, (2.5, 2.1))
-    assert seen_by_all(mira, created) == "Ahead by the lowest loss: rates-1 with learning_rate 0.002, 2.100."
+    assert standing_text(mira, created) == "Ahead by the lowest loss: rates-1 with learning_rate 0.002, 2.100."
     assert lab.signed_in(mira).get(f"/sweeps/{created.pk}").content.decode().count("<tr id=") == 2
     assert lab.signed_in(mira).get(f"/api/v1/sweeps/{created.pk}").json()["standing"]["settings"] == []
 
@@ -59,11 +59,11 @@ def test_of_a_sweep_without_seeds_the_best_job_is_told(mira):
 SEEDS = TOML.replace("[1, 2]", "[1, 2, 3]")
 
 
-def test_of_settings_and_seeds_the_best_mean_is_told_with_its_spread(mira):
+def test_a_sweep_with_seeds_names_the_best_mean_with_its_spread(mira):
     """The winner of all jobs, 1.9, is a lucky seed of the worse setting."""
     created = measured(SEEDS, mira, (2.02, 2.0, 2.01, 2.9, 1.9, 2.9), state="completed", ended_at=timezone.now())
     Attempt.objects.update(decided_at=timezone.now())
-    text = seen_by_all(mira, created)
+    text = standing_text(mira, created)
     assert text == (
         "No significant difference in the lowest mean loss: learning_rate 0.001, 2.010 ± 0.010 over 3 seeds;"
         " learning_rate 0.002, 2.567 ± 0.577 over 3 seeds."
@@ -71,7 +71,7 @@ def test_of_settings_and_seeds_the_best_mean_is_told_with_its_spread(mira):
     client = lab.signed_in(mira)
     assert "data-best" not in client.get(f"/sweeps/{created.pk}").content.decode()
     Attempt.objects.filter(job__sweep_index=4).update(latest={"loss": 2.8})
-    text = seen_by_all(mira, created)
+    text = standing_text(mira, created)
     assert text.startswith(
         "Best by the lowest mean loss: learning_rate 0.001, 2.010 ± 0.010 over 3 seeds; next learning"
     )
@@ -85,11 +85,11 @@ def test_of_settings_and_seeds_the_best_mean_is_told_with_its_spread(mira):
 
 def test_seeds_that_diverged_or_are_not_measured_are_counted(mira):
     created = measured(SEEDS, mira, (2.02, "NaN", 2.0, 2.9, 2.8))
-    assert "learning_rate 0.001, 2.010 ± 0.014 over 2 of 3 seeds" in seen_by_all(mira, created)
+    assert "learning_rate 0.001, 2.010 ± 0.014 over 2 of 3 seeds" in standing_text(mira, created)
     Attempt.objects.filter(job__sweep_index=4).update(latest={})
-    assert seen_by_all(mira, created).startswith("Only learning_rate 0.001 has been measured with two seeds: loss")
+    assert standing_text(mira, created).startswith("Only learning_rate 0.001 has been measured with two seeds: loss")
     Attempt.objects.filter(job__sweep_index=0).update(latest={})
-    text = seen_by_all(mira, created)
+    text = standing_text(mira, created)
     assert text == "No setting has been measured with two seeds yet, so none is ahead."
 
 

@@ -11,7 +11,7 @@ from portal.notify import raise_notice
 from portal.sending.due import send_due
 
 
-def tell(to: Any, key: str = "incident:1", **more: Any) -> bool:
+def raise_notice_to(to: Any, key: str = "incident:1", **more: Any) -> bool:
     return raise_notice(key, **{"kind": "incident", "to": to, "title": "wren died.", "link": "/jobs/7", **more})
 
 

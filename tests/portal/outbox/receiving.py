@@ -101,25 +101,25 @@ def mail() -> Iterator[Mail]:
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            self._say("220 here")
+            self._reply("220 here")
             while line := self.rfile.readline():
                 word = line[:4].upper()
                 if word == b"QUIT":
-                    self._say("221 bye")
+                    self._reply("221 bye")
                     return
                 if word == state.refused and state.refuses:
-                    self._say(state.refuses)
+                    self._reply(state.refuses)
                 elif word == b"DATA":
-                    self._say("354 go on")
+                    self._reply("354 go on")
                     letter = b""
                     while (part := self.rfile.readline()) != b".\r\n":
                         letter += part
                     state.got.append(message_from_bytes(letter))
-                    self._say("250 taken")
+                    self._reply("250 taken")
                 else:
-                    self._say("250 yes")
+                    self._reply("250 yes")
 
-        def _say(self, line: str) -> None:
+        def _reply(self, line: str) -> None:
             self.wfile.write(f"{line}\r\n".encode())
 
     class Server(socketserver.ThreadingTCPServer):

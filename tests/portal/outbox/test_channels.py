@@ -127,7 +127,7 @@ class TestMaking:
         assert list(AuditEntry.objects.values_list("action", "detail")) == [("channel.made", "Slack, hooks.slack.com")]
 
 
-class TestOne:
+class TestChannel:
     def test_is_nobody_else_s_not_even_a_sysadmin_s(self, channel: Make) -> None:
         item = channel()
         for other in (person("mira", a_project()), sysadmin()):

@@ -16,7 +16,7 @@ from portal import notify
 from portal.models import Channel, Delivery, Notice, User
 from portal.sending import due, gathering
 from tests.portal.outbox import receiving
-from tests.portal.outbox.notices import is_due, send, tell
+from tests.portal.outbox.notices import is_due, raise_notice_to, send
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
@@ -31,10 +31,12 @@ class TestTogether:
         self.now = self.NIGHT
         monkeypatch.setattr(timezone, "now", lambda: self.now)
 
-    def test_quiet_hours_then_all_in_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_after_quiet_hours_all_come_in_a_single_message(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
         channel(quiet_from="22:00", quiet_until="07:00")
         for number in range(3):
-            tell(oskar, f"incident:{number}", title=f"job {number} died.")
+            raise_notice_to(oskar, f"incident:{number}", title=f"job {number} died.")
         notify.withdraw("incident:1")
         assert send() == 0
         assert set(Delivery.objects.values_list("state", flat=True)) == {"held"}
@@ -54,7 +56,7 @@ class TestTogether:
     def test_what_failed_is_tried_again_after_quiet_hours(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(quiet_from="23:00", quiet_until="07:00")
         self.now -= timedelta(seconds=5)
-        tell(oskar)
+        raise_notice_to(oskar)
         web.answers = [receiving.status(500)]
         assert send() == 1
         self.now = datetime(2026, 1, 11, 6, 59, tzinfo=UTC)
@@ -62,9 +64,9 @@ class TestTogether:
         self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
         assert send() == 1
 
-    def test_one_alone_is_itself(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_a_single_notice_is_no_digest(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(digest="hourly")
-        tell(oskar)
+        raise_notice_to(oskar)
         self.now += timedelta(hours=1)
         assert send() == 1
         assert web.got[0].json["type"] == "notice.incident"
@@ -72,27 +74,27 @@ class TestTogether:
     def test_daily(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(digest="daily", time_zone="Europe/Berlin")
         for number in range(120):
-            tell(oskar, f"incident:{number}")
+            raise_notice_to(oskar, f"incident:{number}")
         self.now = datetime(2026, 1, 11, 7, 0, tzinfo=UTC)
         assert send() == 1
         data = web.got[0].json["data"]
         assert (len(data["notices"]), data["more"]) == (100, 20)
 
-    def test_many_at_once_go_as_one(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_many_at_once_go_as_a_single_message(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         """Four hundred jobs that die in a minute are no four hundred letters."""
         channel()
         for number in range(6):
-            tell(oskar, f"incident:{number}")
+            raise_notice_to(oskar, f"incident:{number}")
         assert send() == 1
         assert len(web.got[0].json["data"]["notices"]) == 6
 
 
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="On SQLite one writes at a time")
 @pytest.mark.django_db(transaction=True)
-def test_four_workers_make_one_digest(oskar: User, channel: Make, web: receiving.Web) -> None:
+def test_four_workers_make_a_single_digest(oskar: User, channel: Make, web: receiving.Web) -> None:
     channel(digest="hourly")
     for number in range(40):
-        tell(oskar, f"incident:{number}")
+        raise_notice_to(oskar, f"incident:{number}")
     is_due()
     together = threading.Barrier(4, timeout=60)
 
@@ -116,7 +118,7 @@ def test_who_sends_takes_nothing_that_is_being_gathered(
 ) -> None:
     channel()
     for number in range(6):
-        tell(oskar, f"incident:{number}")
+        raise_notice_to(oskar, f"incident:{number}")
     now, make = timezone.now(), gathering.content_of
     going: list[Future[int]] = []
 

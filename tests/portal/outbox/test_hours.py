@@ -71,9 +71,9 @@ def test_it_always_goes_within_two_days_and_never_before(
     moment: datetime, start: time, end: time, zone: str, digest: str
 ) -> None:
     hours = DeliveryHours(zone, (start, end), digest)
-    due, is_held = hours.due(moment)
+    due, is_delayed = hours.due(moment)
     assert moment <= due <= moment + timedelta(hours=50)
-    assert is_held == (due > moment)
+    assert is_delayed == (due > moment)
 
 
 def test_zones() -> None:

@@ -106,7 +106,7 @@ def test_a_name_that_leads_inside_is_refused(names: Callable[..., list[str]], fo
         post("https://hooks.example/x")
 
 
-def test_a_name_is_asked_once_so_it_cannot_answer_otherwise_a_moment_later(
+def test_a_name_is_resolved_once_so_its_address_cannot_change_before_the_connection(
     names: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """Rebinding: a public address for the look, this machine for the connection."""
@@ -171,7 +171,7 @@ def test_the_environment_s_proxy_is_not_used(web: receiving.Web, monkeypatch: py
     assert post(web.url).status == 200
 
 
-def test_a_redirect_is_told_and_not_followed(web: receiving.Web) -> None:
+def test_a_redirect_is_returned_and_not_followed(web: receiving.Web) -> None:
     web.answers = [status(302, Location="http://169.254.169.254/latest/meta-data/")]
     assert post(web.url).status == 302
     assert len(web.got) == 1

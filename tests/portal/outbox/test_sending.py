@@ -19,7 +19,7 @@ from portal.outbox.pruning import remove_old
 from portal.sending import due, outside, webhook
 from tests.lab import a_project, person, sysadmin
 from tests.portal.outbox import receiving
-from tests.portal.outbox.notices import is_due, only, send, tell
+from tests.portal.outbox.notices import is_due, only, raise_notice_to, send
 from tests.portal.outbox.receiving import status
 
 pytestmark = pytest.mark.django_db
@@ -27,10 +27,12 @@ Make = Callable[..., Channel]
 
 
 class TestWhoGetsIt:
-    def test_one_message_a_channel_and_notice(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_each_channel_gets_a_single_message_per_notice(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
         channel()
         for _ in range(3):
-            tell(oskar)
+            raise_notice_to(oskar)
         assert send() == 1
         assert send() == 0
         (post,) = web.got
@@ -48,34 +50,34 @@ class TestWhoGetsIt:
     def test_nobody_else(self, oskar: User, channel: Make) -> None:
         channel(user=person("mira", a_project()))
         channel(user=sysadmin())
-        tell(oskar)
+        raise_notice_to(oskar)
         assert not Delivery.objects.exists()
 
     def test_all_sysadmins_who_are_there(self, channel: Make) -> None:
         channel(user=sysadmin("ann"))
         channel(user=person("gone", is_superuser=True, is_active=False))
-        tell(SYSADMINS)
+        raise_notice_to(SYSADMINS)
         assert only().channel.user.username == "ann"
 
     def test_the_project_s_channel_too(self, oskar: User, channel: Make) -> None:
-        mine, ours = channel(), channel(project=a_project())
+        personal, shared = channel(), channel(project=a_project())
         channel(project=a_project("other"))
-        tell(oskar, project=a_project())
-        assert {delivery.channel_id for delivery in Delivery.objects.all()} == {mine.pk, ours.pk}
+        raise_notice_to(oskar, project=a_project())
+        assert {delivery.channel_id for delivery in Delivery.objects.all()} == {personal.pk, shared.pk}
 
     def test_not_what_they_left_out_nor_where_it_is_paused(self, oskar: User, channel: Make) -> None:
         channel(left_out=["incident"])
         channel(is_paused=True)
-        tell(oskar)
+        raise_notice_to(oskar)
         assert not Delivery.objects.exists()
 
     def test_with_another_edition_it_is_news_again(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel()
-        tell(oskar, edition="researcher")
+        raise_notice_to(oskar, edition="researcher")
         send()
-        tell(oskar, edition="researcher", title="wren died: no, otherwise.")
+        raise_notice_to(oskar, edition="researcher", title="wren died: no, otherwise.")
         assert send() == 0
-        tell(oskar, edition="sysadmin", title="wren died of a GPU.")
+        raise_notice_to(oskar, edition="sysadmin", title="wren died of a GPU.")
         assert send() == 1
         assert [post.json["data"]["title"] for post in web.got] == ["wren died.", "wren died of a GPU."]
         assert Notice.objects.count() == 1
@@ -84,20 +86,22 @@ class TestWhoGetsIt:
         self, oskar: User, channel: Make, web: receiving.Web
     ) -> None:
         channel()
-        tell(oskar, settle=timedelta(minutes=1))
-        tell(oskar, title="3 jobs died.", facts=[("What Vigil did", "stopped the sweep")])
+        raise_notice_to(oskar, settle=timedelta(minutes=1))
+        raise_notice_to(oskar, title="3 jobs died.", facts=[("What Vigil did", "stopped the sweep")])
         assert send() == 0, "it waits for more"
         is_due()
         send()
         assert web.got[0].json["data"]["title"] == "3 jobs died."
         assert web.got[0].json["data"]["facts"] == [["What Vigil did", "stopped the sweep"]]
 
-    def test_raised_anew_while_it_waits_it_is_sent_once(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_a_notice_raised_again_while_it_waits_is_sent_once(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
         channel(digest="daily")
         for number in range(6):
-            tell(oskar, title=f"wren idles for {number} h.")
+            raise_notice_to(oskar, title=f"wren idles for {number} h.")
             notify.withdraw("incident:1")
-        tell(oskar, title="wren idles for 6 h.")
+        raise_notice_to(oskar, title="wren idles for 6 h.")
         is_due()
         assert send() == 1
         assert (web.got[0].json["type"], web.got[0].json["data"]["title"]) == ("notice.incident", "wren idles for 6 h.")
@@ -105,7 +109,7 @@ class TestWhoGetsIt:
 
     def test_what_is_no_longer_so_is_not_sent(self, oskar: User, channel: Make) -> None:
         channel()
-        tell(oskar, settle=timedelta(minutes=1))
+        raise_notice_to(oskar, settle=timedelta(minutes=1))
         notify.withdraw("incident:1")
         is_due()
         assert send() == 0
@@ -113,7 +117,7 @@ class TestWhoGetsIt:
 
     def test_who_has_left_gets_nothing_that_waits(self, oskar: User, channel: Make) -> None:
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         User.objects.update(is_active=False)
         assert send() == 0
         assert only().state == "dropped"
@@ -122,7 +126,7 @@ class TestWhoGetsIt:
 class TestWebhook:
     def test_a_receiver_can_check_it_in_ten_lines(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         secret = webhook.secret_of(channel())
-        tell(oskar)
+        raise_notice_to(oskar)
         send()
         headers = {name.lower(): value for name, value in web.got[0].headers.items()}
         document = (Path(__file__).parents[3] / "docs/how-to/notices.md").read_text(encoding="utf-8")
@@ -134,7 +138,7 @@ class TestWebhook:
                 shown["notice"](headers | wrong, web.got[0].body, secret)
         assert headers["idempotency-key"] == headers["webhook-id"] == str(only().uid)
 
-    def test_each_has_a_secret_of_its_own(self, channel: Make, settings: Any) -> None:
+    def test_each_has_a_different_secret(self, channel: Make, settings: Any) -> None:
         item, other = channel(), channel()
         secret = webhook.secret_of(item)
         assert secret.startswith("whsec_")
@@ -157,7 +161,7 @@ class TestTriedAgain:
         self, oskar: User, channel: Make, web: receiving.Web, answer: receiving.Answer, words: str
     ) -> None:
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         web.answers = [answer]
         send()
         item = only()
@@ -182,7 +186,7 @@ class TestTriedAgain:
     )  # fmt: skip
     def test_what_never_will(self, oskar: User, channel: Make, web: receiving.Web, code: int, words: str) -> None:
         item = channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         web.answers = [status(code, Location="http://169.254.169.254/")]
         send()
         assert (only().state, only().tries) == ("given_up", 1)
@@ -195,7 +199,7 @@ class TestTriedAgain:
     def test_an_address_inside_is_given_up_with_the_remedy(self, oskar: User, channel: Make, settings: Any) -> None:
         channel()
         settings.VIGIL_WEBHOOK_ALLOW = ""
-        tell(oskar)
+        raise_notice_to(oskar)
         send()
         assert (only().state, "VIGIL_WEBHOOK_ALLOW" in only().error) == ("given_up", True)
 
@@ -208,14 +212,16 @@ class TestTriedAgain:
             handler.rfile.read(1)  # until it hangs up
 
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         web.answers = [hang]
         send()
         assert only().error == "127.0.0.1 did not answer within 0.3 seconds."
 
-    def test_twelve_times_then_it_is_given_up_and_said(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_after_twelve_tries_it_is_given_up_and_reported(
+        self, oskar: User, channel: Make, web: receiving.Web
+    ) -> None:
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         web.answers = [status(500)] * due.MAX_TRIES
         for _ in range(due.MAX_TRIES):
             assert only().state == "waiting"
@@ -238,21 +244,21 @@ class TestTriedAgain:
     ) -> None:
         channel()
         for number in range(3):
-            tell(oskar, f"incident:{number}")
+            raise_notice_to(oskar, f"incident:{number}")
         web.answers = [status(500)]
         assert send() == 1, "the others of this channel wait, too"
         channel(kind="email", address="oskar@lab.example")
-        tell(oskar, "incident:9")
+        raise_notice_to(oskar, "incident:9")
         assert send() == 1
         assert letters.outbox[0].to == ["oskar@lab.example"]
 
     def test_what_works_again_is_withdrawn(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         web.answers = [status(404)]
         send()
         assert Notice.objects.active().filter(kind="channel").exists()
-        tell(oskar, "incident:2")
+        raise_notice_to(oskar, "incident:2")
         send()
         assert not Notice.objects.active().filter(kind="channel").exists()
 
@@ -260,7 +266,7 @@ class TestTriedAgain:
 class TestOnce:
     def test_who_comes_second_finds_it_taken(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         first = list(Delivery.objects.select_related("channel__user", "notice"))
         second = list(Delivery.objects.select_related("channel__user", "notice"))
         now = timezone.now()
@@ -268,11 +274,11 @@ class TestOnce:
         assert send() == 0
         assert only().tries == 1
 
-    def test_one_who_died_has_it_sent_after_a_while_under_the_same_id(
+    def test_after_a_sender_died_it_is_sent_later_under_the_same_id(
         self, oskar: User, channel: Make, web: receiving.Web
     ) -> None:
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         assert len(due._take(timezone.now())) == 1  # and dies
         assert send() == 0
         assert only().due_at > timezone.now() + timedelta(seconds=100)
@@ -283,7 +289,7 @@ class TestOnce:
     def test_a_late_failure_takes_nothing_back(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         """Two have it, after a pause longer than the lease: the one that failed does not undo the other's note."""
         channel()
-        tell(oskar)
+        raise_notice_to(oskar)
         (slow,) = due._take(timezone.now())
         is_due()
         assert send() == 1
@@ -294,7 +300,7 @@ class TestOnce:
 def test_old_rows_go(oskar: User, channel: Make) -> None:
     channel()
     for number in range(3):
-        tell(oskar, f"incident:{number}")
+        raise_notice_to(oskar, f"incident:{number}")
     Delivery.objects.filter(key__startswith="incident:0@").update(created_at=timezone.now() - timedelta(days=31))
     assert remove_old() == 1
     assert Delivery.objects.count() == 2

@@ -28,9 +28,9 @@ def test_the_certificate_must_be_the_name_s(tmp_path: Path, settings: Any, monke
     monkeypatch.setattr(outside, "_authorities", lambda: trusting)
     here = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: [(*here, ("127.0.0.1", port))])
-    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    own.load_cert_chain(certificate, key)
-    with receiving.web(own) as web:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with receiving.web(context) as web:
         there = f"hooks.example:{web.port}"
         assert asyncio.run(outside.post(f"https://{there}/x", b"{}", {})).status == 200
         assert web.got[0].headers["Host"] == there

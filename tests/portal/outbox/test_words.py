@@ -11,7 +11,7 @@ from django.core import mail as letters
 from portal.models import Channel, Delivery, Notice, User
 from portal.sending import mail
 from tests.portal.outbox import receiving
-from tests.portal.outbox.notices import is_due, only, send, tell
+from tests.portal.outbox.notices import is_due, only, raise_notice_to, send
 from vigil_core import formatting
 
 pytestmark = pytest.mark.django_db
@@ -22,7 +22,7 @@ EVIL = "<script>alert(1)</script> *bold* [here](http://evil.example) @channel <!
 class TestWords:
     def test_slack_gets_plain_text(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(kind="slack")
-        tell(oskar, title=EVIL, detail=EVIL, facts=[("Evidence", EVIL)])
+        raise_notice_to(oskar, title=EVIL, detail=EVIL, facts=[("Evidence", EVIL)])
         send()
         body = web.got[0].json
         kinds = [part["text"]["type"] for part in body["blocks"] if "text" in part]
@@ -39,14 +39,14 @@ class TestWords:
 
     def test_a_name_with_low_lines_can_be_copied(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(kind="slack")
-        tell(oskar, title="my_first_run died at 0.98.")
+        raise_notice_to(oskar, title="my_first_run died at 0.98.")
         send()
         assert web.got[0].json["text"].startswith("my_first_run died at 0.98.")
 
     def test_a_slack_digest_is_bounded(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(kind="slack")
         for number in range(60):
-            tell(oskar, f"incident:{number}", title="x" * 300, detail="y" * 1000)
+            raise_notice_to(oskar, f"incident:{number}", title="x" * 300, detail="y" * 1000)
         send()
         body = web.got[0].json
         assert len(body["blocks"]) <= 50
@@ -55,7 +55,7 @@ class TestWords:
 
     def test_a_letter(self, oskar: User, channel: Make) -> None:
         channel(kind="email", address="oskar@lab.example")
-        tell(oskar, title=EVIL, detail="It went on: {{ x }} & more.", facts=[("Evidence", EVIL)])
+        raise_notice_to(oskar, title=EVIL, detail="It went on: {{ x }} & more.", facts=[("Evidence", EVIL)])
         send()
         (letter,) = letters.outbox
         assert letter.subject.startswith("[Vigil] <script>")
@@ -71,7 +71,7 @@ class TestWords:
     def test_each_message_says_when_it_was_raised(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(kind="email", address="oskar@lab.example")
         channel(kind="slack")
-        tell(oskar)
+        raise_notice_to(oskar)
         raised = f"Raised {formatting.minute(Notice.objects.get().raised_at)}"
         send()
         (letter,) = letters.outbox
@@ -86,19 +86,19 @@ class TestWords:
         with receiving.mail() as server:
             settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", server.port
             channel(kind="email", address="oskar@lab.example")
-            tell(oskar)
+            raise_notice_to(oskar)
             send()
             assert only().state == "sent"
             (letter,) = server.got
             assert (letter["To"], letter["Auto-Submitted"]) == ("oskar@lab.example", "auto-generated")
             assert [part.get_content_type() for part in letter.walk()][1:] == ["text/plain", "text/html"]
             server.refuses = "550 no such person <b>here</b>"
-            tell(oskar, "incident:2")
+            raise_notice_to(oskar, "incident:2")
             send()
             refused = Delivery.objects.get(state="given_up")
             assert refused.error.startswith("The mail server refused the address: 550 no such person")
             server.refuses = "451 later"
-            tell(oskar, "incident:3")
+            raise_notice_to(oskar, "incident:3")
             send()
             assert "451 later" in Delivery.objects.get(state="waiting").error
         is_due()
@@ -121,7 +121,7 @@ class TestWords:
         """But for what a sysadmin sets right."""
         settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
         channel(kind="email", address="oskar@lab.example")
-        tell(oskar)
+        raise_notice_to(oskar)
         with receiving.mail() as server:
             settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", server.port
             server.refused, server.refuses = refused, answer
@@ -129,10 +129,10 @@ class TestWords:
         assert only().state == state
         assert answer in only().error
 
-    def test_without_a_mail_server_it_says_so(self, oskar: User, channel: Make, settings: Any) -> None:
+    def test_a_missing_mail_server_is_reported(self, oskar: User, channel: Make, settings: Any) -> None:
         settings.EMAIL_BACKEND, settings.EMAIL_HOST = "django.core.mail.backends.smtp.EmailBackend", ""
         channel(kind="email", address="oskar@lab.example")
         assert not mail.is_set_up()
-        tell(oskar)
+        raise_notice_to(oskar)
         send()
         assert only().error == "This site cannot send e-mail: a sysadmin must set EMAIL_URL."

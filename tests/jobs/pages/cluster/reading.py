@@ -11,10 +11,15 @@ HOUR_S = 3600
 
 
 def node(name: str, state: str = "mixed", **facts: Any) -> NodeStatus:
-    own: dict[str, Any] = {"name": name, "state": state, "partitions": ("gpu",), "gpus": 8, "cpus": 128}
-    return NodeStatus(**own | facts)
+    defaults: dict[str, Any] = {"name": name, "state": state, "partitions": ("gpu",), "gpus": 8, "cpus": 128}
+    return NodeStatus(**defaults | facts)
 
 
 def queued(number: int, **facts: Any) -> QueuedJobInfo:
-    own: dict[str, Any] = {"scheduler_id": str(number), "name": f"slurm-{number}", "user": "other", "state": "pending"}
-    return QueuedJobInfo(**own | {"partition": "gpu", "gpus": 8} | facts)
+    defaults: dict[str, Any] = {
+        "scheduler_id": str(number),
+        "name": f"slurm-{number}",
+        "user": "other",
+        "state": "pending",
+    }
+    return QueuedJobInfo(**defaults | {"partition": "gpu", "gpus": 8} | facts)

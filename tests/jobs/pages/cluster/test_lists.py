@@ -49,7 +49,7 @@ def test_licenses_are_on_the_queue_page_where_there_are_any(mira: User, schedule
     assert found["reading"]["unreadable"] == 1
 
 
-def test_accounts_are_everybodys_own(mira: User, scheduler: ScriptedScheduler) -> None:
+def test_users_see_only_their_accounts(mira: User, scheduler: ScriptedScheduler) -> None:
     scheduler.accounted = AccountsInfo(
         qos=(QosInfo(name="small", limits=Limits(user={"gres/gpu": 2})),),
         associations=(

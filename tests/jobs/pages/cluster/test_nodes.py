@@ -80,7 +80,7 @@ def test_only_what_changes_is_sent_again(mira: User, scheduler: ScriptedSchedule
         assert "say" in fragment
 
 
-def test_one_node(mira: User, scheduler: ScriptedScheduler) -> None:
+def test_a_node(mira: User, scheduler: ScriptedScheduler) -> None:
     html = page_text(mira, "/nodes/dgx-01")
     assert "Schedulable: 2 of 8 GPUs free." in html
     assert "0, 1, 2, 3" in html
@@ -134,7 +134,7 @@ def test_other_peoples_jobs_lead_nowhere(scheduler: ScriptedScheduler) -> None:
     assert (item["job"], item["name"], item["user"], item["is_mine"]) == (None, "slurm-11", "mira1", False)
 
 
-def test_silence_is_said(mira: User, scheduler: ScriptedScheduler) -> None:
+def test_silence_is_shown(mira: User, scheduler: ScriptedScheduler) -> None:
     scheduler.broken = SchedulerError("Slurm did not answer for 10 s.")
     sync.read(scheduler)
     since = timezone.now() - timedelta(minutes=4)
@@ -150,15 +150,15 @@ def test_silence_is_said(mira: User, scheduler: ScriptedScheduler) -> None:
     assert "was last polled 4 min ago" in page_text(mira, "/queue")
 
 
-def test_a_slurm_that_hangs_is_said_before_its_call_runs_out_of_time(
+def test_a_slurm_that_hangs_is_shown_before_its_call_runs_out_of_time(
     mira: User, scheduler: ScriptedScheduler, settings: Any
 ) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
-    for seconds, is_said in ((8, False), (11, True)):
+    for seconds, is_shown in ((8, False), (11, True)):
         for address in ("/nodes", "/nodes/dgx-01", "/queue", "/cluster"):
             Reading.objects.update(read_at=timezone.now() - timedelta(seconds=seconds))
             found = re.search(r"Slurm has not answered for 1\d s; showing its answer from", page_text(mira, address))
-            assert (found is not None) is is_said
+            assert (found is not None) is is_shown
     Reading.objects.filter(part="queue").update(read_at=timezone.now())
     assert "has not answered" not in page_text(mira, "/nodes"), "it answers, if more slowly"
 
@@ -179,7 +179,7 @@ def test_what_could_not_be_read_is_counted_on_the_page_and_over_rest(mira: User,
     assert "could not be read" not in page_text(mira, "/nodes") + page_text(mira, "/queue")
 
 
-def test_empty_pages_say_what_comes(mira: User) -> None:
+def test_empty_pages_explain_what_comes(mira: User) -> None:
     assert "No nodes yet" in page_text(mira, "/nodes")
     assert "The queue has not been polled yet." in page_text(mira, "/queue")
     Reading.objects.create(part="nodes", error="Connection refused")

@@ -59,10 +59,10 @@ def test_the_queue_over_rest(mira: User, scheduler: ScriptedScheduler) -> None:
     assert [item["scheduler_id"] for item in first["items"] + rest["items"]] == ["11", "15", "14", "13", "16", "12"]
     assert rest["next"] is None
     assert first["counts"] == {"pending": 4, "running": 2}
-    own, waiting = first["items"][0], first["items"][3]
-    assert (own["name"], own["user"], own["is_mine"]) == ("wren", "mira", True)
-    assert own["job"] is not None
-    assert own["gpu_indices"] == {"dgx-01": [0, 1, 2, 3]}
+    users_job, waiting = first["items"][0], first["items"][3]
+    assert (users_job["name"], users_job["user"], users_job["is_mine"]) == ("wren", "mira", True)
+    assert users_job["job"] is not None
+    assert users_job["gpu_indices"] == {"dgx-01": [0, 1, 2, 3]}
     assert (waiting["position"], waiting["waiting"], waiting["reason"]) == (2, 2, "Resources")
     assert waiting["why"] == "Resources: its resources are not free yet."
     assert client.get("/api/v1/queue?state=sleeping").status_code == 422
@@ -120,7 +120,7 @@ def test_an_array_counts_as_the_jobs_that_it_stands_for(mira: User, scheduler: S
     assert "1 job running, 12 pending." in page_text(mira, "/")
 
 
-def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: ScriptedScheduler) -> None:
+def test_a_job_that_never_starts_begins_with_that(mira: User, scheduler: ScriptedScheduler) -> None:
     spec = JobSpec.parse({"name": "heron", "resources": {"time_limit": "2-00:00:00", "partition": "gpu"}})
     facts = {"scheduler_id": "19", "reason": "PartitionTimeLimit"}
     job = a_job(mira, a_project(), name="heron", state="pending", spec=spec.model_dump(mode="json"), attempt=facts)
@@ -132,7 +132,7 @@ def test_a_job_that_never_starts_says_so_first(mira: User, scheduler: ScriptedSc
         assert "limits jobs to" in html[html.index("can never start") : html.index("What to do:")]
 
 
-def test_where_everybody_sees_their_own_alone(mira: User, scheduler: ScriptedScheduler, settings: Any) -> None:
+def test_where_everybody_sees_only_their_jobs(mira: User, scheduler: ScriptedScheduler, settings: Any) -> None:
     settings.VIGIL_QUEUE_VISIBLE = "own"
     items = signed_in(mira).get("/api/v1/queue").json()["items"]
     assert [item["scheduler_id"] for item in items] == ["11", "15"]
@@ -149,7 +149,7 @@ def test_where_everybody_sees_their_own_alone(mira: User, scheduler: ScriptedSch
     assert signed_in(person("stranger")).get("/api/v1/queue").json()["items"] == []
 
 
-def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(
+def test_a_colleague_sees_the_row_of_an_array_where_users_see_only_their_jobs(
     mira: User, scheduler: ScriptedScheduler, settings: Any
 ) -> None:
     """The attempts go by "17_0" and "17_1"; what still waits of them is the row 17."""
@@ -164,12 +164,12 @@ def test_a_colleague_sees_the_row_of_an_array_where_each_sees_their_own(
     items = {item["scheduler_id"]: item for item in signed_in(anna).get("/api/v1/queue").json()["items"]}
     assert set(items) == {"11", "17"}
     assert (items["17"]["name"], items["17"]["sweep"], items["17"]["is_mine"]) == ("rates", sweep.pk, False)
-    own = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue?mine=1").json()["items"]}
-    assert own["17"]["is_mine"], "whoever's name Slurm has for it"
+    users_jobs = {item["scheduler_id"]: item for item in signed_in(mira).get("/api/v1/queue?mine=1").json()["items"]}
+    assert users_jobs["17"]["is_mine"], "whoever's name Slurm has for it"
     assert signed_in(person("stranger")).get("/api/v1/queue").json()["items"] == []
 
 
-def test_what_was_submitted_since_the_queue_was_read_is_told(mira: User) -> None:
+def test_jobs_submitted_since_the_queue_was_read_are_listed(mira: User) -> None:
     sync.read(ScriptedScheduler(machines=[node("dgx-01")]))
     assert "The queue is empty." in page_text(mira, "/queue")
     a_job(mira, a_project(), state="pending", name="siskin")
