@@ -110,14 +110,14 @@ def test_each_part_is_requested_at_its_interval() -> None:
     scheduler = ScriptedScheduler()
     assert sync.is_due()
     sync.sync(scheduler)
-    assert sorted(scheduler.asked) == sorted(Part.values)
+    assert sorted(scheduler.requests) == sorted(Part.values)
     assert not sync.is_due()
     for seconds, parts in ((6, ["nodes"]), (10, ["nodes", "queue"])):
-        scheduler.asked.clear()
+        scheduler.requests.clear()
         later(seconds)
         assert sync.is_due()
         sync.sync(scheduler)
-        assert scheduler.asked == parts
+        assert scheduler.requests == parts
     sync.hurry(Part.NODES)
     assert sync.is_due()
 
@@ -126,7 +126,7 @@ def test_a_slow_scheduler_gets_no_more_than_a_tick_has(monkeypatch: pytest.Monke
     scheduler = ScriptedScheduler()
     monkeypatch.setattr(sync, "BUDGET_S", -1.0)
     sync.sync(scheduler)
-    assert not scheduler.asked, "nothing is begun once the time is over; the next tick has its own"
+    assert not scheduler.requests, "nothing is begun once the time is over; the next tick has its own"
     assert sync.is_due()
 
 

@@ -40,7 +40,7 @@ def test_its_owner_releases_it_in_their_name(
     assert request_release(oskar, held_job).status_code == 202
     assert request_release(oskar, held_job).status_code == 202
     assert "Releasing" in text(signed_in(oskar).get(f"/jobs/{held_job.pk}"))
-    assert not scheduler.released, "no scheduler is asked in a request"
+    assert not scheduler.released, "no request of a page calls the scheduler"
     tick()
     tick()
     assert scheduler.released == [("101", "oskar-s")]
