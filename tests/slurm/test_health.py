@@ -36,7 +36,7 @@ class HealthLab:
         address = bus(0).removeprefix("0000").lower().rpartition(".")[0]
         log = Kmsg(self.machines[node].folder / "kmsg")
         log.seq = len(log.path.read_text().splitlines())  # a game day may have written there
-        log.say(f"NVRM: Xid (PCI:{address}): {code}, pid=7, name=python, {text}")
+        log.append(f"NVRM: Xid (PCI:{address}): {code}, pid=7, name=python, {text}")
 
     def reason(self, node: str) -> str:
         """Return the reason in Slurm, without who set it."""

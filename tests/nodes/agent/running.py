@@ -26,7 +26,7 @@ class Kmsg:
         self.path, self.seq = path, 0
         path.touch()
 
-    def log(self, *texts: str, priority: int = 3) -> list[int]:
+    def append(self, *texts: str, priority: int = 3) -> list[int]:
         """Append records as if the kernel had just written them; return their numbers."""
         now = int(1e6 * float(Path("/proc/uptime").read_text().split()[0]))
         numbers = [self.seq + place for place in range(len(texts))]

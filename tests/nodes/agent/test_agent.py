@@ -167,7 +167,7 @@ class TestXids:
     def test_an_xid_is_reported_long_before_its_window_ends(self, agent: Running) -> None:
         agent.start(period=1.0)
         until(lambda: agent.portal.events("gpu.counters") or agent.portal.events("facts"))
-        (seq,) = agent.kmsg.log(FALLEN)
+        (seq,) = agent.kmsg.append(FALLEN)
         (xid,) = until(lambda: agent.portal.events("xid"))
         assert (xid["gpu"], xid["xid"], xid["seq"], xid["count"]) == (uuid(0), 79, seq, 1)
         assert abs(xid["at"] - time.time()) < 5
@@ -178,7 +178,7 @@ class TestXids:
         until(lambda: agent.portal.events("facts"))
         until(lambda: agent.reader().status() == psutil.STATUS_SLEEPING)
         gpus.event(1, 31)
-        agent.kmsg.log(fault(1))
+        agent.kmsg.append(fault(1))
         until(lambda: [item for item in agent.portal.events("xid") if item["confirmed"]])
         report = agent.portal.events("xid")
         assert {event["seq"] for event in report} == {0}, "reported again, it is the same"
@@ -195,7 +195,7 @@ class TestXids:
         until(lambda: agent.portal.events("facts"))
         total = 100_000
         for first in range(0, total, 10_000):
-            agent.kmsg.log(*(fault(number) for number in range(first, first + 10_000)))
+            agent.kmsg.append(*(fault(number) for number in range(first, first + 10_000)))
         until(lambda: counted(agent) == total)
         events = agent.portal.events("xid")
         assert len(events) < 60
@@ -209,7 +209,7 @@ class TestXids:
         until(lambda: agent.portal.events("facts"))
         for turn in range(8):
             for _ in range(choice.randrange(1, 30)):
-                agent.kmsg.log(*(fault(turn) for _ in range(choice.randrange(1, 5))), FALLEN, "usb 1-1: new device")
+                agent.kmsg.append(*(fault(turn) for _ in range(choice.randrange(1, 5))), FALLEN, "usb 1-1: new device")
                 time.sleep(choice.random() * 0.01)
             agent.portal.loses_answers = turn % 3 == 1
             time.sleep(choice.random() * 0.5)
@@ -247,7 +247,7 @@ class TestFaults:
         (silent,) = until(lambda: agent.portal.events("gpu.silent"))
         assert time.time() - silent["since"] < 30
         before = len(agent.portal.batches())
-        agent.kmsg.log(FALLEN)
+        agent.kmsg.append(FALLEN)
         until(lambda: agent.portal.events("xid"))
         until(lambda: len(agent.portal.batches()) > before + 1)
         assert agent.portal.batches()[-1]["host"]
@@ -277,7 +277,7 @@ class TestFaults:
         agent.start()
         sampled(agent)
         agent.portal.stop()
-        agent.kmsg.log(FALLEN)
+        agent.kmsg.append(FALLEN)
         until(lambda: "cannot be reached" in agent.log)
         until(lambda: len(list(agent.state.rglob("*.jsonl*"))) >= 1)
         time.sleep(12 * PERIOD_S)  # so that a window ends meanwhile
@@ -319,7 +319,7 @@ class TestFaults:
         sampled(agent)
         filler = occupy(small_disk)
         until(lambda: "cannot be written (No space left on device)" in agent.log)
-        agent.kmsg.log(FALLEN)
+        agent.kmsg.append(FALLEN)
         until(lambda: counted(agent) == 1)
         before = len(_full(agent))
         sampled(agent, before + 2)

@@ -31,7 +31,7 @@ def test_all_that_it_sends_is_well_formed(agent: Running, gpus: StandIn) -> None
     agent.start(VIGIL_AGENT_MOUNTS="/proc")
     until(lambda: [batch for batch in agent.portal.batches() if len(batch["gpus"]) == 8])
     gpus.set_state("3 lost 1")
-    agent.kmsg.log(
+    agent.kmsg.append(
         "NVRM: Xid (PCI:0000:05:00): 43, pid=7, name=\\x1b[31m\\x00 name, Ch 00000008",
         "nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
     )

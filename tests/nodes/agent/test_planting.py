@@ -63,7 +63,7 @@ def test_an_xid_and_a_hung_driver_are_noticed_and_marked(agent: Running, gpus: S
     (answers,) = until(lambda: agent.portal.events("gpu.answers"))
     assert silent["planted"] == answers["planted"] == 8
     agent.kmsg.seq += 1  # the planted line's number
-    agent.kmsg.log(f"NVRM: Xid (PCI:{bus(1)}): 79, pid=7, name=python, GPU has fallen off the bus.")
+    agent.kmsg.append(f"NVRM: Xid (PCI:{bus(1)}): 79, pid=7, name=python, GPU has fallen off the bus.")
     real = until(lambda: [event for event in agent.portal.events("xid") if event.get("gpu") == uuid(1)])
     assert "planted" not in real[0]
     assert [event["planted"] for event in agent.portal.events("fault.planted")] == [7, 8], "each request once"

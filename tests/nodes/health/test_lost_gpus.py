@@ -37,7 +37,7 @@ def kernel(lab: Lab, tmp_path: Any) -> Callable[..., None]:
     watch.open()
 
     def write(*lines: str) -> None:
-        kmsg.log(*lines)
+        kmsg.append(*lines)
         watch.read()
         machine = lab.machine()
         events = [{**event, "at": time.time()} for event in watch.take()]

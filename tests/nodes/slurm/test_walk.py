@@ -112,7 +112,7 @@ class Walk:
 
     def compare(self, scheduler_id: str, status: JobStatus | None) -> None:
         truth = self.model.all[scheduler_id]
-        assert status is not None or not truth.runs[-1].is_told, (scheduler_id, truth, self.log)
+        assert status is not None or not truth.runs[-1].is_accounted, (scheduler_id, truth, self.log)
         assert status is not None or not truth.is_over or truth.job_id not in self.model.live, (scheduler_id, self.log)
         if status is None or status.state == UNKNOWN:
             return

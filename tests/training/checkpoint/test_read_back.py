@@ -28,11 +28,11 @@ class Watched(NullReporter):
     """Lets a test act at an event: at "checkpoint.committed" its files lie there, and nothing is read back yet."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.events: list[tuple[str, int]] = []
         self.at: Callable[[str, dict[str, Any]], None] = lambda kind, data: None
 
     def event(self, kind: str, **data: Any) -> None:
-        self.told.append((kind, data["step"]))
+        self.events.append((kind, data["step"]))
         self.at(kind, data)
 
 
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_reads_back_differently_is_marked_reported_and_no_pare
     assert not cadence.is_due(5), "a disk that spoils all it is given is not filled"
     save(created, 5)
     assert created.wait().parent == (2, 1)
-    assert [step for kind, step in reporter.told if kind == "checkpoint.damaged"] == [3, 4]
+    assert [step for kind, step in reporter.events if kind == "checkpoint.damaged"] == [3, 4]
     assert [found.step for found in manifest.committed(job / "checkpoints")] == [2, 5]
     assert manifest.read(job / "checkpoints" / "step-5").ancestors == ((1, 1), (2, 1))
 

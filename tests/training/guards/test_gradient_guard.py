@@ -89,7 +89,7 @@ class Plain:
     def __init__(self) -> None:
         self.norms: list[float] = []
         self.mean = 0.0
-        self.seen = 0
+        self.count = 0
         self.row: list[float] = []
 
     def skips(self, norm: float) -> bool:
@@ -101,10 +101,10 @@ class Plain:
         if len(self.row) == 8:
             self.mean = norm
         if self.mean and norm > 20 * self.mean:
-            return self.seen >= ARMED_STEPS
-        weight = (1 - DECAY) / (1 - DECAY ** (self.seen + 1))
+            return self.count >= ARMED_STEPS
+        weight = (1 - DECAY) / (1 - DECAY ** (self.count + 1))
         self.mean += weight * (norm - self.mean)
-        self.seen += 1
+        self.count += 1
         return False
 
 
