@@ -63,7 +63,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that use the database, and run files with many slow tests first, so that quick ones fill the end."""
     landing.leave_out(config, items)
@@ -124,7 +124,7 @@ def prepared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def portal_up(prepared_home: Path) -> Iterator[Stack]:
-    """Return a running `vigil up`. It is shared: leave it running, and look only at what your test created."""
+    """Return a running `vigil up`. It is shared: leave it running, and read only what your test created."""
     stack = Stack(prepared_home, VIGIL_LOCAL_TRUST="everyone")
     try:
         stack.start()

@@ -75,7 +75,7 @@ def documented() -> dict[tuple[str, str], set[int]]:
 
 
 class Documented(Client):
-    """A client that rejects API answers whose status the OpenAPI description lacks."""
+    """A client that rejects API answers with a status that the OpenAPI description lacks."""
 
     def request(self, **request: Any) -> Any:
         answer: Any = super().request(**request)

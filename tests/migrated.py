@@ -55,7 +55,7 @@ def _share_postgres(folder: Path, patch: pytest.MonkeyPatch) -> None:
                 connection.settings_dict["TEST"]["TEMPLATE"] = TEMPLATE
                 return migrate(creation, *arguments, **options)  # finds nothing to apply
             name = migrate(creation, *arguments, **options)
-            connection.close()  # a database that somebody uses cannot be copied
+            connection.close()  # a database in use cannot be copied
             with creation._nodb_cursor() as cursor:  # type: ignore[attr-defined]
                 cursor.execute(f'DROP DATABASE IF EXISTS "{TEMPLATE}"')
                 cursor.execute(f'CREATE DATABASE "{TEMPLATE}" TEMPLATE "{name}"')

@@ -14,7 +14,7 @@ from django.template.base import Variable, VariableDoesNotExist
 
 OURS = frozenset({"console", "diagnosis", "gpus", "jobs", "nodes", "portal", "training", "vigil_core"})
 ADMIN = frozenset({"cl", "adminform", "inline_admin_form", "inline_admin_formset"})
-"""Variables of the admin's own templates, which ask for attributes that are optional."""
+"""Variables of the admin's templates, which read attributes that are optional."""
 
 _resolve = Variable._resolve_lookup  # type: ignore[attr-defined]
 _missing: list[str] = []

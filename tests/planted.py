@@ -192,7 +192,7 @@ def port():
 
 
 def gpu_lost(word):
-    """Its kernel log tells of it a moment before."""
+    """Fail as a rank does on a GPU that its kernel log reported lost a moment before."""
     steps(1, 10)
     while not Path(word).exists():
         time.sleep(0.02)
@@ -275,8 +275,8 @@ class Planted:
 
 
 VIGIL_S = 30.0
-"""Limit for Vigil's own share: reading what a run left, and then deciding. Takes four seconds beside six busy
-processes and ten beside all other tests on a machine of half the speed; the rest is room for slower machines."""
+"""Limit for Vigil's own share: reading what a run left, and then deciding. Takes four seconds next to six busy
+processes and ten next to all other tests on a machine of half the speed; the rest is room for slower machines."""
 WHOLE_S = 60.0
 """Limit until the verdict and the decision, where many jobs start and end at once on two cores."""
 
@@ -307,7 +307,7 @@ ANYWHERE = {
     "port": PORT,
     "success": SUCCESS,
 }
-"""Programs that end by themselves, so that their end looks the same on every scheduler."""
+"""Programs that end by themselves, so that they end alike on every scheduler."""
 PATIENCE = {"step": 2.0, "data": 20.0, "exchange": 20.0, "validate": 20.0, "save": 20.0}
 HUNG = ("collective.timeout", r"Restarted from .* as attempt 2")
 

@@ -22,7 +22,7 @@ from portal.run.child import die_with
 
 
 class NoPostgres(Exception):
-    """There is no PostgreSQL server to start. The message says how to get one."""
+    """There is no PostgreSQL server to start. The message explains how to get one."""
 
 
 def find_binaries() -> Path:

@@ -136,7 +136,7 @@ OPENED = pytest.StashKey[list[tuple[BrowserContext, Watched]]]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach what the pages of a failed test showed: a locator's timeout alone does not tell."""
+    """Attach what the pages of a failed test showed: the timeout of a locator alone does not explain it."""
     report = yield
     if report.when == "call" and report.failed:
         for _, watched in item.stash.get(OPENED, []):

@@ -305,7 +305,7 @@ def test_live_points_reach_a_zoomed_chart_and_repeated_steps_are_requested(
     frame(1_000_001, [861, 862, 870])
     expect(step).to_have_text("870")
     with page.expect_request(lambda request: "/series?" in request.url, timeout=15_000):
-        frame(1_000_002, [801, 802])  # a restart in place began anew from step 800
+        frame(1_000_002, [801, 802])  # a restart in place started again from step 800
 
 
 def test_what_is_no_number_is_read_as_such(lab_up: Stack, browse: Browse, jobs: dict[str, int]) -> None:

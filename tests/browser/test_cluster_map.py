@@ -34,7 +34,7 @@ print(" ".join(made.uuids["dgx-001"]))
 
 
 class Posting:
-    """The agent of dgx-001, whose GPU values a test changes."""
+    """The agent of dgx-001, with GPU values that a test changes."""
 
     def __init__(self, stack: Stack, token: str, uuids: list[str]) -> None:
         self.stack, self.token, self.uuids, self.next = stack, token, uuids, 0

@@ -159,7 +159,7 @@ def test_without_a_script_there_are_words_and_numbers(portal_up: Stack, machine:
 
 @pytest.fixture(scope="module")
 def job(lab_up: Stack) -> int:
-    """Return one of the demonstration's jobs for whose GPUs there are agent reports."""
+    """Return a job of the demonstration with agent reports for its GPUs."""
     with lab_up.client() as client:
         for item in client.get("/api/v1/jobs?limit=200").json()["items"]:
             heat = client.get(f"/api/v1/jobs/{item['id']}/gpus?columns=10").json()

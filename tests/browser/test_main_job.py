@@ -39,7 +39,7 @@ context = 32
 """
 
 
-START_MS = 180_000  # ranks start beside other tests' ranks
+START_MS = 180_000  # ranks start while those of other tests run
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_submit_watch_cancel_resume(empty_portal: Stack, browse: Callable[..., W
     expect(page.locator("#log-tail")).to_contain_text("loss")
     assert page.evaluate("window.stayed"), "the page was never reloaded"
 
-    # Cancel: asked for in a dialog, a last checkpoint, and a way back.
+    # Cancel: confirmed in a dialog, a last checkpoint, and a way back.
     page.get_by_role("button", name="Cancel…").click()
     page.get_by_role("button", name="Save and cancel").click()
     expect(page.locator("#toasts")).to_contain_text("Cancelling watched-in-a-browser.")

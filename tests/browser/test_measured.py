@@ -79,7 +79,7 @@ def test_a_profile_is_a_click_away(
     page.get_by_role("button", name="Profile 5 steps").click()
     expect(page.locator("#toasts")).to_contain_text("Rank 0 records its next 5 steps.")
     link = page.locator("#measured").get_by_role("link", name=re.compile(r"^Steps [\d,]+–[\d,]+, rank 0$"))
-    expect(link).to_be_visible(timeout=90_000)  # the page's head is made anew, and this with it
+    expect(link).to_be_visible(timeout=90_000)  # it appears when the page's head is redrawn
     with page.expect_download() as download:
         link.click()
     download.value.save_as(tmp_path / "trace.json.gz")

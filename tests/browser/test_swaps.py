@@ -19,10 +19,10 @@ FRAME = """<!doctype html><html lang="en"><title>Nodes</title>
 <main><div id="live">%s</div></main></html>"""
 
 
-def nodes(*names: str, seen: str = "now") -> str:
+def nodes(*names: str, age: str = "now") -> str:
     """Return a list of nodes, each with the controls that our pages have: few of them have an id."""
     return "".join(
-        f'<article id="node-{name}"><a href="/nodes/{name}">{name}, {seen}</a>'
+        f'<article id="node-{name}"><a href="/nodes/{name}">{name}, {age}</a>'
         f'<form method="post" action="/nodes/{name}/undrain"><button>Undrain</button></form>'
         f"<details><summary>Log</summary><p>Log of {name}</p></details>"
         f'<div class="scroll"><p>Curve of {name}</p></div></article>'
@@ -67,7 +67,7 @@ def scene(chromium: Browser) -> Iterator[Scene]:
 def test_the_focus_stays_on_the_control_that_does_the_same(scene: Scene, control: str) -> None:
     scene.open(nodes("dgx-02", "dgx-03"))
     scene.page.locator(f"#node-dgx-03 {control}").focus()
-    scene.refresh(nodes("dgx-01", "dgx-02", "dgx-03", seen="5 s ago"))
+    scene.refresh(nodes("dgx-01", "dgx-02", "dgx-03", age="5 s ago"))
     expect(scene.page.locator(f"#node-dgx-03 {control}")).to_be_focused()
 
 

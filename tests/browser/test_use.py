@@ -271,7 +271,7 @@ def test_form_and_text_stay_in_step(lab_up: Stack, browse: Browse) -> None:
     page.get_by_label("Kind").select_option("script")
     expect(page.get_by_label("Program")).to_be_visible()
     expect(page.get_by_label("Recipe")).to_have_count(0)
-    with page.expect_response("**/submit/sync"):  # the server is told of it; what is typed would break that off
+    with page.expect_response("**/submit/sync"):  # the server is informed; typing would interrupt that
         page.get_by_label("Code", exact=True).set_input_files(REPOSITORY / "examples" / "script" / "train.py")
     text.fill(text.input_value().replace("train.py", "other.py"))
     expect(page.get_by_label("Program")).to_have_value("other.py")
@@ -290,7 +290,7 @@ def test_what_is_typed_while_an_answer_is_on_its_way_stays(lab_up: Stack, browse
     page = watched.page
     routes: list[tuple[Route, APIResponse]] = []
     page.route("**/submit/sync", lambda route: routes.append((route, route.fetch())), times=1)
-    page.get_by_label("Parallelism", exact=True).select_option("fsdp")  # has other fields: all are drawn anew
+    page.get_by_label("Parallelism", exact=True).select_option("fsdp")  # has other fields: all are redrawn
     while not routes:
         page.wait_for_timeout(20)
     source = page.get_by_label("Source", exact=True)

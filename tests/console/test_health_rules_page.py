@@ -1,4 +1,4 @@
-"""The page of health rules: try, save, switch off; errors stand beside the text, and nothing is saved untried."""
+"""The page of health rules: try, save, switch off; errors stand next to the text, and nothing is saved untried."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_a_site_writes_no_heading() -> None:
 )
 @pytest.mark.parametrize("state", ["PREEMPTED", "TIMEOUT"])
 def test_errors_after_a_request_to_stop_are_no_cause(notice: str, state: str) -> None:
-    """Neither a full disk nor a denied path that the last checkpoint meets: a sysadmin would look in vain."""
+    """A full disk or a denied path at the last checkpoint is no cause: a sysadmin would search in vain."""
     log = f"step 100 loss 2.1\n{notice}\nsaving failed: [Errno 122] Disk quota exceeded: '/home/mira/step-101'\n"
     record = f"JobID|State|ExitCode|Reason\n55012|{state}|0:0|None\n"
     logs = offline.logs_from_texts({"train.log": log, "sacct.txt": record})

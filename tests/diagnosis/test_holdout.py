@@ -1,4 +1,4 @@
-"""Test that held-out logs are valid, broad and not in the regression set. No test asserts their score."""
+"""Test that holdout logs are valid, broad and not in the regression set. No test asserts their score."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_counters_and_processes(nvml: StandIn, watch: Watch) -> None:
     assert report.processes[:3] == (both, None, ())
 
 
-# What is not told.
+# What is not reported.
 
 
 def test_unsupported_fields_are_left_out_and_queried_again_once_nvml_is_reopened(nvml: StandIn, watch: Watch) -> None:
@@ -117,7 +117,7 @@ def test_unsupported_fields_are_left_out_and_queried_again_once_nvml_is_reopened
     samples = watched.current().samples
     assert (samples[1], samples[2]) == (STEADY, missing)
     nvml.set_state("2 gpm.20 !3")
-    assert watched.current().samples[2] == missing, "the driver was asked again"
+    assert watched.current().samples[2] == missing, "the driver was queried again"
     nvml.set_state("* reload 1")
     assert until(lambda: [item for item in watched.all(GpuInventory) if item.reopened])
     assert watched.current().samples[2] == STEADY

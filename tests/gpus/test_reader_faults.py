@@ -88,7 +88,7 @@ def test_silence_is_reported_with_its_start_and_its_end(nvml: StandIn, watch: Wa
     assert answers.seconds > 0
     until(lambda: watched.current().samples[0] == STEADY and watched.reader.silent_since is None)
     reports = [item.since for item in watched.reports if isinstance(item, NvmlSilent)]
-    assert len(reports) == len(set(reports)), "each is told once"
+    assert len(reports) == len(set(reports)), "each is reported once"
 
 
 @pytest.mark.lengthy
@@ -105,13 +105,13 @@ def test_of_children_that_cannot_be_killed_there_are_two(
             watched.all(NvmlSilent)
             assert len(watched.reader.pids) <= 2
         assert len(watched.all(NvmlSilent)) == 1
-    nvml.set_state()  # the driver lets go of them: one reads on nowhere, and ends as nobody listens
+    nvml.set_state()  # the driver releases them: a stray child has no reader and ends
     watched.first(NvmlResponding)
     until(lambda: watched.all(GpuSamples) and len(watched.reader.pids) == 1)
 
 
 def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
-    """Loaded anew: NVML says first that it is not open, then that there is no driver, then all is well."""
+    """While it is reloaded, NVML reports first that it is not open, then that there is no driver, then no error."""
     watched = watch()
     watched.first(GpuSamples)
     nvml.set_state("* reload 1", "* init !9")

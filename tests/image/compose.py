@@ -23,7 +23,7 @@ class Service:
     name: str
     image: str
     target: str | None
-    """Which stage of our Dockerfile; none where the image is somebody else's."""
+    """The stage of our Dockerfile; None for an image of another project."""
     command: list[str] | None
     environment: dict[str, str]
     secrets: list[str]

@@ -1,4 +1,4 @@
-"""A running container: an image's files, seen by processes in namespaces of their own."""
+"""A running container: an image's files, as processes in separate namespaces see them."""
 
 from __future__ import annotations
 

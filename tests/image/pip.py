@@ -39,7 +39,7 @@ def sources() -> set[str]:
 def configuration() -> Iterator[list[str]]:
     """Return arguments for buildah that give a build this machine's access to packages."""
     configured = settings()
-    # Under names that say nothing: a layer keeps the empty folders that things were mounted on.
+    # Under meaningless names: a layer keeps the empty folders that things were mounted on.
     lent = {path: f"/run/lent/{number}" for number, path in enumerate(sorted(_paths(configured.values())))}
     file = configparser.RawConfigParser()
     file["global"] = {name: _renamed(value, lent).replace("\n", "\n    ") for name, value in configured.items()}

@@ -37,7 +37,7 @@ def is_in_part(nodeid: str, part: str) -> bool:
 
 
 def deferred(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests of divided groups that another landing runs, as TEST_TURN says."""
+    """Return the tests of divided groups that another landing runs, by TEST_TURN."""
     number, position = os.environ.get("TEST_TURN", ""), Counter[str]()
     found = set()
     for item in items:

@@ -169,7 +169,7 @@ def test_the_client_works_without_the_site(client: Installed, tmp_path: Path) ->
     assert not (client.packages / "jobs").exists()
     (client.folder / "log.txt").write_text(LOG)
     assert "CUDA error" in client.run("diagnose", "log.txt", "--json").stdout
-    # This environment has the checkout, too; without it the command says where it can run.
+    # This environment has the checkout, too; without it the command names where it can run.
     libraries = [path for path in sys.path if path.endswith("site-packages")]
     command = [sys.executable, "-I", "-S", "-c", WITHOUT_SITE, str(client.packages), *libraries]
     refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -103,7 +103,7 @@ def test_link_shows_a_button_and_is_spent_by_pressing_it():
     user = lab.person("mira")
     path = path_of(actions.make_link(user))
     first, second = Client(), Client()
-    for _ in range(3):  # previews and scanners only look
+    for _ in range(3):  # previews and scanners only read
         page = first.get(path)
         assert page.status_code == 200
         assert "mira" in page.content.decode()

@@ -4,7 +4,7 @@ from bench import addresses
 
 
 def test_no_address_is_forgotten() -> None:
-    """A route without a place for one thing lists, unless it is told to be still."""
+    """A route without a place for one thing lists, unless it is listed in STILL."""
     whole = {
         route
         for route, name in addresses.routes()
@@ -12,5 +12,5 @@ def test_no_address_is_forgotten() -> None:
     }
     requests = set(addresses.requests_by_route())
     assert whole - requests - addresses.STILL - addresses.lead_elsewhere() == set()
-    assert requests - {route for route, _ in addresses.routes()} == set(), "asked for, and not there"
+    assert requests - {route for route, _ in addresses.routes()} == set(), "requested, but no route"
     assert requests & addresses.STILL == set()

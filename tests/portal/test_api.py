@@ -162,7 +162,7 @@ def test_bodies_are_cut_off_before_they_are_stored(bearer_headers):
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer vgl_wrong"}, {"cookie": "sessionid=wrong"}])
 def test_a_strangers_body_is_not_read(transactional_db, headers):
-    """300 posts of 1 MB each, by nobody in particular, took 290 MB."""
+    """300 anonymous posts of 1 MB each took 290 MB."""
     chunk = b" " * 10_000
     assert send_bounded({**headers, "content-length": "9000"}, [chunk[:9_000]]) == (200, 1)
     assert send_bounded({**headers, "content-length": "1000000"}, [chunk] * 100) == (401, 0)
@@ -209,7 +209,7 @@ def test_a_session_may_send_more(transactional_db):
 
 
 def test_the_schema_is_made_once():
-    """Anybody may ask for it, and it took most of a second each time."""
+    """Anybody may request it, and it took most of a second each time."""
     from console.urls import api as whole
 
     assert whole.get_openapi_schema() is whole.get_openapi_schema()
@@ -308,7 +308,7 @@ def test_me_projects_and_nodes(mira):
     ],
 )
 def test_unknown_query_parameters_are_refused_by_name(mira, path, message):
-    """They were ignored, so that the answer was another question's."""
+    """They were ignored, so that the answer was that to another query."""
     problem = is_problem(lab.bearer(mira).get(f"/api/v1/{path}"), 422)
     assert message in problem["detail"]
     assert [error["field"] for error in problem["errors"]] == [

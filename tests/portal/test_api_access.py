@@ -182,7 +182,7 @@ PUT /racks
 
 
 class Operation(NamedTuple):
-    """An operation of the API, with a request that is valid as far as its description tells."""
+    """An operation of the API, with a request that is valid by its description."""
 
     method: str
     path: str

@@ -61,7 +61,7 @@ def test_flipped_bit_is_noticed_or_makes_no_difference(made: Path, tmp_path: Pat
             unpack(flipped, folder)
         except StartRefused:
             noticed += 1
-        else:  # in a run of zeros, say, which may be told in many ways
+        else:  # in a run of zeros, for example, which can be compressed in several ways
             assert {path.name: path.read_bytes() for path in folder.iterdir()} == members
     assert noticed > 10
 

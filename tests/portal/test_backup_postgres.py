@@ -36,7 +36,7 @@ def prepared(cluster: str) -> str:
 
 @pytest.fixture
 def database(cluster: str, prepared: str) -> Iterator[Callable[..., str]]:
-    """Makes databases; their address as DATABASE_URL has it, with a password that the server does not ask for."""
+    """Make databases and return their DATABASE_URL, with a password that the server does not require."""
     created: list[str] = []
 
     def make(*, empty: bool = False) -> str:
@@ -104,7 +104,7 @@ def test_round_trip_into_an_empty_and_a_full_database(
     schema = stored.split()[2]
     assert slugs(first) == {"default", "heron"}
     assert slugs(first, schema) == {"default", "heron", "late"}
-    # What was kept is not part of the next backup.
+    # The previous data is not part of the next backup.
     again = tmp_path / "again.tar.gz"
     assert stack.vigil("backup", str(again)).returncode == 0
     other.vigil("restore", str(again), "--force")
@@ -119,7 +119,7 @@ def test_restore_that_breaks_off_changes_nothing(
     assert stack.vigil("backup", str(path)).returncode == 0
     add_project(url, "late")
     (stack.home / "secret_key").write_text("of today")
-    # The end of what pg_restore writes never comes, and it says that it failed.
+    # The output of pg_restore is cut off, and its exit status is that of a failure.
     programs(stack, tmp_path, pg_restore='"$REAL" "$@" | head -c 30000; [ "$1" = --version ] || exit 3')
     refused = refusal(stack.vigil("restore", str(path), "--force"))
     assert "pg_restore failed" in refused

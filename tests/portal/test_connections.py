@@ -1,4 +1,4 @@
-"""Test closing connections whose request does not arrive or whose answer is not read, and no others."""
+"""Test closing connections on which no request arrives or no answer is read, and no others."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_what_failed_is_made_once_nobody_counts_any_more(monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="class")
 def made(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    """The lab, made once for all that is asked of it: what each test changes is taken back."""
+    """Make the lab once for all tests of a class; what each test changes is rolled back."""
     runs = tmp_path_factory.mktemp("runs")
     with django_db_blocker.unblock(), override_settings(VIGIL_RUNS=runs), transaction.atomic():
         actions.first_start()

@@ -105,7 +105,7 @@ def test_after_an_outage_of_redis_listeners_learn_of_the_gap_and_receive_again(s
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
         assert await listener.get() is None
-        # Only then is it subscribed again: a message is heard at the first try.
+        # Only then is it subscribed again: a message arrives at the first try.
         await asyncio.to_thread(server.publish, "a", b"back")
         assert await listener.get() == b"back"
 
@@ -160,7 +160,7 @@ def test_who_could_not_join_leaves_nothing_behind(server: Server, fault: type[Ba
 
 
 class Shout:
-    """A relay that says everything louder, and tells the audience `quiet` what it was."""
+    """A relay that sends each message in capitals, and the original to the audience `quiet`."""
 
     async def open(self) -> None:
         self.opened = True
@@ -179,7 +179,7 @@ class Shout:
 def test_a_relay_makes_of_messages_what_its_audiences_get(server: Server) -> None:
     async def scene(hub: Hub) -> None:
         plain, quiet = await join(hub, "a"), await join(hub, "a", "quiet")
-        await asyncio.to_thread(server.publish, "a", b"bad", b"word")  # what cannot be read harms nobody
+        await asyncio.to_thread(server.publish, "a", b"bad", b"word")  # an unreadable message harms no other
         received = [message for message in [await quiet.get() for _ in range(2)] if message != b"TICK"]
         assert received[:1] == [b"WORD"]
         assert await plain.get() in {b"WORD", b"TICK"}

@@ -1,4 +1,4 @@
-"""Test docker/install.sh: a missing prerequisite is one sentence with its remedy; what is up to date is kept."""
+"""Test docker/install.sh: a missing prerequisite is one sentence with its remedy; what is up to date is left alone."""
 
 import hashlib
 import importlib.util
@@ -112,7 +112,7 @@ def wheel(folder: Path, version: str) -> Path:
 
 
 class Indexes:
-    """Package indexes on 127.0.0.1, a folder each; what was asked of which."""
+    """Package indexes on 127.0.0.1, a folder each, with a record of what was requested."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.asked = root, []
@@ -176,7 +176,7 @@ def test_without_a_driver_pip_brings_the_cpu_build(tmp_path: Path, indexes: Inde
 
 
 def chosen(tmp_path: Path, *, at_hand: bool = False, **environment: str) -> tuple[list[str], str]:
-    """Return what pip was told to install and the output; pip is a stand-in that records its arguments."""
+    """Return what pip was to install and the output; pip is a stand-in that records its arguments."""
     path = tmp_path / "asked"
     pip = f"""case "$*" in
     *" --dry-run "*) exit {int(not at_hand)};;
@@ -288,7 +288,7 @@ def test_speed_and_seconds_left_are_of_the_last_seconds(tmp_path: Path) -> None:
 def test_nothing_is_done_when_everything_is_there(tmp_path: Path) -> None:
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
-    script(venv / "bin" / "python", 'test "$1" = -c')  # anything but a look whether it works fails
+    script(venv / "bin" / "python", 'test "$1" = -c')  # fails at anything but the check whether it works
     for name, text in stamps(venv).items():
         (venv / f".vigil-{name}").write_text(text)
     done = install(venv)

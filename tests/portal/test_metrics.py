@@ -111,7 +111,7 @@ class TestCluster:
         assert value_of(found, "vigil_gpu_utilization_ratio", **gpu) == 0.4
         assert value_of(found, "vigil_gpu_memory_used_bytes", **gpu) == 1024**3
         assert value_of(found, "vigil_gpu_temperature_celsius", **gpu) == 61
-        assert value_of(found, "vigil_gpu_power_watts", **gpu) is None, "not told is not 0"
+        assert value_of(found, "vigil_gpu_power_watts", **gpu) is None, "not reported is not 0"
         assert value_of(found, "vigil_gpu_allocated", **gpu) == 1
         assert value_of(found, "vigil_gpu_allocated", gpu="1") == 0
 
@@ -196,7 +196,7 @@ class TestCluster:
         for number in range(6):
             machine(2, node=f"dgx-{number:02}")
         scrape("?only=cluster")  # reads checks of the portal itself, which stay valid for seconds
-        with django_assert_max_num_queries(17):  # PostgreSQL is asked for its clock, too
+        with django_assert_max_num_queries(17):  # on PostgreSQL another reads its clock
             assert value_of(scrape("?only=cluster"), "vigil_agent_up", node="dgx-03") == 1
 
 
@@ -337,7 +337,7 @@ class TestFormat:
 
 @pytest.mark.slow
 def test_a_whole_portal_is_scraped(make_stack: Callable[..., Stack]) -> None:
-    """Its own agent posts, pages are asked for, and a job makes the follower tick."""
+    """Its agent posts, pages are requested, and a job makes the follower tick."""
     stack = make_stack(VIGIL_METRICS_TOKEN=TOKEN, VIGIL_METRICS_PROCESS="web-1")
     stack.start()
     headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -155,7 +155,7 @@ class TestOnce:
         assert caplog.messages == ["notice gpu.idle:GPU-1 was raised"] * 2
 
     def test_somebody_else_raises_it_in_between(self, oskar: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Between the look and the insert: the unique key decides, and what was said first stands."""
+        """Between query and insert: the unique key decides, and the first title stays."""
         create = Notice.objects.get_or_create
 
         def late(**given: Any) -> Any:

@@ -52,6 +52,6 @@ def test_what_is_answered_before_django() -> None:
             sent.append(message)
 
         if isinstance(application, Intake):
-            application.waiting = 10**6  # too many in hand: told without a look at the database
+            application.waiting = 10**6  # too many in progress: answered without the database
         asyncio.run(application({"type": "http", "method": "POST", **scope}, receive, send))
         assert (b"cache-control", PRIVATE.encode()) in sent[0]["headers"]

@@ -61,7 +61,7 @@ class Site:
         self.second_port = free_port()
 
     def start(self) -> None:
-        # Ready is said with the public address, which answers once the proxy is there.
+        # Readiness is reported with the public address, which answers once the proxy is there.
         self.stack.start()
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         extra = {"VIGIL_HOST": "127.0.0.1", "VIGIL_PORT": str(self.second_port), "PATH": path}

@@ -30,7 +30,7 @@ PARTS = 12
 
 @cache
 def addresses():
-    """Made when the first is asked: every worker finds this test, one runs it."""
+    """Return all operations. They are read by the test, not at collection, which every worker does."""
     schema = schemathesis.openapi.from_wsgi("/api/openapi.json", get_wsgi_application())
     return [found.ok() for found in schema.get_all_operations()]
 
@@ -52,7 +52,7 @@ def single_connection():
 
 @pytest.fixture
 def rows(tmp_path, settings, single_connection):
-    """A lab with something behind every address, seen by a sysadmin: for others half of them only answers 403."""
+    """A lab with something behind every address, requested by a sysadmin: others get 403 from half of them."""
     settings.VIGIL_RUNS = tmp_path
     settings.VIGIL_API_RATE = 10**6
     settings.VIGIL_HEALTH = "propose"

@@ -199,7 +199,7 @@ def test_from_afar_no_chunk_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_from_afar_a_restarted_job_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first attempt's steps are all superseded: told from the rows, without opening 40 chunks."""
+    """Its first attempt's steps are all superseded, as the rows show without opening 40 chunks."""
     n = 1024 * 40
     write("loss", (0, [(step, 1e6) for step in range(n)]))
     write("loss", ramp(0, n), owner=LATER)

@@ -46,7 +46,7 @@ def test_scripts_of_ours_go_out_without_their_comments(tmp_path: Path) -> None:
     script = b'// Why.\n/** What. */\nconst a = "//x"; // kept\n  // indented\nconst b = 1 // 2;\n'
     for name in ("js/a.js", "vendor/a.js"):
         content = ContentFile(script)
-        content.read()  # whoever collects has looked into it
+        content.read()  # as collectstatic has read it
         storage.save(name, content)
     assert (tmp_path / "js/a.js").read_bytes() == b'const a = "//x"; // kept\nconst b = 1 // 2;\n'
     assert (tmp_path / "vendor/a.js").read_bytes() == script

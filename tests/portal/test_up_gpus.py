@@ -129,7 +129,7 @@ def _heat(machine: Machine, job: int) -> dict[str, Any] | None:
 
 
 def test_an_xid_of_the_kernel_log_is_detected(machine: Machine) -> None:
-    """REST, the machine's page, the page of the job that held the GPU and Prometheus all show it."""
+    """REST, the machine's page, the page of the job that had the GPU and Prometheus all show it."""
     job = machine.submit(8)
     until(lambda: _holders(machine) == [[job]] * 8, "the job to hold them")
     address = nvml.bus(5).removeprefix("0000").lower().rpartition(".")[0]

@@ -18,7 +18,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.sampled(4)]  # they wait for a minute each
 
 LIMIT_S = 45
-"""Longer than the 30 s after which /readyz misses a process, so that both can be seen."""
+"""Longer than the 30 s after which /readyz misses a process, so that both become visible."""
 
 
 def readyz(stack: Stack) -> dict[str, Any]:

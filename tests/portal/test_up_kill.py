@@ -177,7 +177,7 @@ def test_killed_parts_cost_nothing(stack: Stack, submit: Submit) -> None:
 
 
 def test_telemetry_is_taken_once_whatever_is_killed(stack: Stack) -> None:
-    """An agent by the contract posts on while web dies under it again and again; the answer says where to go on."""
+    """An agent by the contract continues to post while web is killed repeatedly; answers name where to continue."""
     with stack.client() as client:
         token = client.post("/api/v1/nodes/dgx-99/token").json()["token"]
     start, batches, seq, killed = int(time.time()) // 10 * 10 - 6_000, 240, 0, 0

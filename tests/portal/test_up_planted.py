@@ -39,7 +39,7 @@ PATIENCE_S = 400.0
 
 @dataclass(frozen=True)
 class Trained(Planted):
-    """A job of our own trainer, on a recipe whose numbers go wrong as requested."""
+    """A job of Vigil's trainer, on a recipe with numbers that go wrong as requested."""
 
     goes_wrong: Mapping[str, int | str] = field(default_factory=dict)
     steps: int = 600
@@ -57,7 +57,7 @@ class Trained(Planted):
 
 @dataclass(frozen=True)
 class Federated(Trained):
-    """Clients of a federation fail as told."""
+    """A federation with clients that fail as requested."""
 
     pace: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ OPTIONS = {"deaf to its time limit": SHORT, "ended by the warning": SHORT, "hung
 
 @dataclass
 class Site:
-    """The portal, its jobs by the name of what was planted in them, and what its machine is told."""
+    """The portal, its jobs by the name of what was planted in them, and what the stand-ins of its machine report."""
 
     stack: Stack
     kernel_log: Path

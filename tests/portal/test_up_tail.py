@@ -18,7 +18,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-ENOUGH = 300  # steps, of which each look at the disk brings some
+ENOUGH = 300  # steps; each read of the disk brings some
 
 
 def test_charts_are_live_without_a_post(make_stack: Callable[..., Stack]) -> None:

@@ -1,4 +1,4 @@
-"""Test that Ctrl-C only stops following tests of nodes: the command says that they continue, and where."""
+"""Test that Ctrl-C only stops following tests of nodes: the command prints that they continue, and where."""
 
 # ruff: noqa: F811 (fixtures that are imported)
 from __future__ import annotations

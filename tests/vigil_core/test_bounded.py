@@ -118,7 +118,7 @@ TOKENS = ["a", "b", "1", ".", "=", " ", "\n", ",", "[", "]", "[[", "]]", "{", "}
 @settings(max_examples=examples(2_000), deadline=None)
 @given(st.lists(st.sampled_from(TOKENS), max_size=40).map("".join))
 def test_the_scanner_sees_all_that_a_parser_reads(text: str) -> None:
-    """Whatever passes small bounds and is TOML holds no more, and lies no deeper, than they say."""
+    """TOML that passes small bounds has no more items and no deeper tables than they allow."""
     try:
         data = toml(text, SMALL)
     except (ValueError, RecursionError):

@@ -64,7 +64,7 @@ def test_a_warning_takes_no_portal_out_of_service(client: Client, found: list[Fi
 
 
 def test_a_load_balancer_checks_only_what_this_process_needs(client: Client, found: list[Finding]) -> None:
-    """Two web processes that were both taken out because a worker hangs would leave nobody to say so."""
+    """If a hung worker took both web processes out, no page could report it."""
     found.append(DOWN)
     assert client.get("/readyz").status_code == 503
     assert client.get("/readyz?only=web").status_code == 200

@@ -29,7 +29,7 @@ def plain_text(response: Any) -> str:
 
 
 def unwrapped(html: str) -> str:
-    """Replace no-break spaces and unwrap names that are kept on one line."""
+    """Replace no-break spaces and unwrap names that may not break."""
     return " ".join(_UNBROKEN.sub(r"\1", html).replace("\N{NO-BREAK SPACE}", " ").split())
 
 

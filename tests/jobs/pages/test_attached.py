@@ -1,4 +1,4 @@
-"""Test the page of a job that sbatch started: what is known of it, without features of Vigil's own jobs."""
+"""Test the page of a job that sbatch started: what Vigil knows of it, without features of Vigil's own jobs."""
 
 from __future__ import annotations
 

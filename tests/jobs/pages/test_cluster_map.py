@@ -51,7 +51,7 @@ def cells(of: MapNode) -> list[rack_map.MapCell]:
     return [rack_map.cell_of(device, of) for device in of.devices]
 
 
-# What a cell says.
+# Cells.
 @pytest.mark.parametrize(
     ("device", "state", "mark"),
     [
@@ -96,7 +96,7 @@ def test_buckets_and_letters_at_their_ends() -> None:
     ]  # fmt: skip
 
 
-# What a row says, in one line.
+# Rows: each is described in one line.
 def test_a_row_shows_what_matters_most() -> None:
     def why(of: MapNode) -> str:
         return rack_map.MapRow(of).why.replace(NBSP, " ")
@@ -239,7 +239,7 @@ def mira(db: None) -> User:
 
 
 def a_dgx(now: datetime) -> Reporting:
-    """A node with two GPUs that tells of itself: mira's job of Vigil's holds one, somebody else's the other."""
+    """Return a reporting node with two GPUs: one is allocated to mira's job in Vigil, the other to a job of oskar."""
     Node.objects.create(name="dgx-01", state="allocated", partitions=["h100"], gpus=2, gpus_used=2, cpus=8)
     Partition.objects.create(name="h100", is_default=True)
     Reading.objects.update_or_create(part="nodes", defaults={"read_at": now, "asked_at": now})

@@ -245,7 +245,7 @@ def warned(user: User, job: Job) -> str:
 
 
 def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
-    """Only those that befell a GPU while the job held it, and no echo of another."""
+    """They are shown only for GPUs and times of the allocation, and without echoes of another Xid."""
     job = a_job(mira, a_project(), state="running")
     machine, now = Machine(), int(time.time())
     machine.post(machine.facts(now - 600))
@@ -267,7 +267,7 @@ def test_the_xids_of_its_gpus_are_among_its_warnings(mira: User) -> None:
 
 
 def test_an_xid_of_a_gpu_that_it_was_allocated_twice(mira: User) -> None:
-    """The job held the GPU in both periods; what happened to the GPU between them is not shown."""
+    """The job had the GPU in both periods; what happened to the GPU between them is not shown."""
     job = a_job(mira, a_project(), state="running")
     machine, now = working(job, 80), int(time.time())
     first = Holding.objects.get()

@@ -99,7 +99,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     settings.VIGIL_GPU_HOUR_PRICE = 2.0
     incident = dead(mira, runs)
     attempt, job = incident.attempt, incident.attempt.job
-    long_ago = timedelta(minutes=10)  # what is told of as yet to come is taken to be now
+    long_ago = timedelta(minutes=10)  # times in the future are taken to be now
     Incident.objects.filter(pk=incident.pk).update(at=incident.at - long_ago)
     Attempt.objects.filter(pk=attempt.pk).update(
         started_at=F("started_at") - long_ago, ended_at=F("ended_at") - long_ago
@@ -131,7 +131,7 @@ def test_how_it_went_on_and_what_that_cost(mira: User, client: Client, runs: Pat
     html = page_of(client, incident)
     assert "Training resumed from step 100 on dgx-01 and dgx-04 after 3 min" in html
     assert "<dd>20 <small>of 120</small></dd>" in html
-    # Six minutes of work and one more held on 16 GPUs, at 2.00 each.
+    # Six minutes of work and one more of allocation on 16 GPUs, at 2.00 each.
     assert "1.87 <small>GPU-h · €3.73</small>" in html
     assert "Loss across the restart" in html
     assert "identical values" in html

@@ -1,4 +1,4 @@
-"""Test the sentence on top of a job's page: it is true, and says who has to act."""
+"""Test the sentence on top of a job's page: it is true, and names who has to act."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

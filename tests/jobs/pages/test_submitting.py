@@ -51,7 +51,7 @@ def test_submitting_makes_a_job_once(client: Client, mira: User) -> None:
 
 
 def test_the_form_works_without_script(client: Client) -> None:
-    """Fields win over the text, whose comments stay."""
+    """Fields win over the text; its comments stay."""
     client.post("/submit", {"toml": SPEC, "do": "submit", "run.steps": "30", "name": "plain-post"})
     job = Job.objects.get()
     assert job.name == "plain-post"

@@ -109,7 +109,7 @@ def test_a_name_that_leads_inside_is_refused(names: Callable[..., list[str]], fo
 def test_a_name_is_resolved_once_so_its_address_cannot_change_before_the_connection(
     names: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """Rebinding: a public address for the look, this machine for the connection."""
+    """Rebinding: the check gets a public address, the connection this machine's."""
     request, connected = names(["192.0.2.7"], ["127.0.0.1"]), []
     settings.VIGIL_WEBHOOK_ALLOW = "192.0.2.0/24"
 

@@ -68,7 +68,7 @@ class TestWords:
         assert "\x1b" not in html + letter.body
         assert letter.extra_headers["Message-ID"].startswith(f"<{only().uid}@")
 
-    def test_each_message_says_when_it_was_raised(self, oskar: User, channel: Make, web: receiving.Web) -> None:
+    def test_each_message_shows_when_it_was_raised(self, oskar: User, channel: Make, web: receiving.Web) -> None:
         channel(kind="email", address="oskar@lab.example")
         channel(kind="slack")
         raise_notice_to(oskar)

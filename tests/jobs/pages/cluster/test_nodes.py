@@ -106,7 +106,7 @@ def test_sysadmins_drain_on_the_page(scheduler: ScriptedScheduler) -> None:
 
 
 def test_a_drain_by_hand_is_not_replaced_by_a_click(scheduler: ScriptedScheduler) -> None:
-    """The page says who drained it and why, and what there is to do: a drained node has no button to drain it."""
+    """The page names who drained it, why, and what to do; a drained node has no button to drain it."""
     eva = sysadmin("eva")
     client = signed_in(eva)
     refused = client.post("/nodes/dgx-02/drain", {"reason": "reboot"}, follow=True).content.decode()

@@ -1,4 +1,4 @@
-"""Test the page of the queue and its endpoint: wording, filters, and whose jobs a person sees."""
+"""Test the page of the queue and its endpoint: wording, filters, and which jobs a person sees."""
 
 from __future__ import annotations
 
