@@ -204,7 +204,7 @@ def test_what_was_done_again_stays_as_a_ghost(
     expect(figure.locator(".readout [data-kind=ghost]")).to_be_visible()
     expect(bare.locator(".readout [data-kind=ghost]")).to_be_hidden()
     assert requests
-    assert all(f"from={stretch[0]}&to={stretch[1]}" in url for url in requests), "only that stretch is asked for"
+    assert all(f"from={stretch[0]}&to={stretch[1]}" in url for url in requests), "only that stretch is requested"
     expect(figure.locator(".plot")).to_have_attribute("aria-label", re.compile("Repeated: steps "))
     assert figure.locator("canvas").evaluate(PICTURE) != bare.locator("canvas").evaluate(PICTURE)
     left, inside = (painted(figure, bare, part, around, stretch) for part in ("outside", "inside"))

@@ -42,7 +42,7 @@ def test_a_token_with_impossible_characters(monkeypatch, token):
 
 def test_a_job_by_its_number():
     for number in ("7", "#7"):
-        assert "rejected the token" in error_of("job", number, status=1), "it has been asked for"
+        assert "rejected the token" in error_of("job", number, status=1), "the portal was queried"
     for number in ("x", "0", "#", "-1.5"):
         assert "is not a job number. `vigil jobs` lists them." in error_of("job", "--", number, status=2)
 
@@ -73,7 +73,7 @@ def test_help_and_version():
     assert error_of("--version", status=0).startswith("vigil ")
     commands = error_of("--help", status=0).split("Commands:")[1]
     assert "metrics " in commands
-    assert "..." not in commands, "each is told in one whole line"
+    assert "..." not in commands, "each is described in one whole line"
     assert "[distributed|federated|script|attached]" in error_of("jobs", "--help", status=0)
 
 

@@ -132,7 +132,7 @@ def test_a_file_system_that_hangs_is_reported_and_delays_nobody(
     for _ in range(2):
         (finding,) = [finding for finding in disk.check() if finding.code == "disk.runs"]
         assert (finding.level, finding.title) == ("error", "VIGIL_RUNS cannot be reached.")
-    assert sum(thread.name == "disk" for thread in threading.enumerate()) == 1, "no second one waits beside it"
+    assert sum(thread.name == "disk" for thread in threading.enumerate()) == 1, "no second thread waits"
     hangs.set()
     disk._Probe.running[settings.VIGIL_RUNS].join(20)
     assert [finding for finding in disk.check() if finding.title.endswith("cannot be reached.")] == []

@@ -153,7 +153,7 @@ def test_an_elastic_job_shows_on_how_many_ranks_it_trains_now(client: Client, mi
     job.spec = {**job.spec, "resources": {**job.spec["resources"], "nodes": "1:3", "ranks_per_node": 2}}
     job.save(update_fields=["spec"])
     page = text(client.get(f"/jobs/{job.pk}"))
-    assert "<span>6</span> <small>on 3 nodes</small>" in page, "its launchers have not told yet"
+    assert "<span>6</span> <small>on 3 nodes</small>" in page, "its launchers have not reported yet"
     for number, nodes in ((0, ["vm-0", "vm-1", "vm-2"]), (2, ["vm-0"]), (1, ["vm-0", "vm-2"])):
         payload = {"incarnation": number, "world_size": 2 * len(nodes), "nodes": nodes}
         Event.objects.create(attempt=job.latest, time=timezone.now(), kind="incarnation.started", data=payload)

@@ -241,7 +241,7 @@ def test_a_clone_folds_what_is_as_by_default(client: Client, mira: User, project
 
 def test_what_slurm_has_is_offered_to_whom_it_is_for(mira: User, client: Client, settings: Any) -> None:
     settings.VIGIL_SCHEDULER = "slurm"
-    assert "<datalist" not in text(client.get("/submit")), "nothing is told yet"
+    assert "<datalist" not in text(client.get("/submit")), "nothing is reported yet"
     User.objects.filter(pk=mira.pk).update(slurm_user="mira1")
     Node.objects.create(name="dgx-01", gpus=8, gpu_type="h100", features=["nvlink"])
     License.objects.create(name="matlab", total=2)
