@@ -106,7 +106,7 @@ def test_the_database_is_backed_up_from_within(site: Site) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OURS if name != "prepare"])
 def test_a_role_stops_on_request_and_starts_again(site: Site, name: str) -> None:
-    """As process 1, for which the kernel ignores signals without a handler."""
+    """It is process 1, for which the kernel ignores signals without a handler."""
     container = site.containers[name]
     assert container.stop(10) in (0, 128 + signal.SIGTERM), container.output()
     site.start_service(replace(site.services[name], ports=[]))
