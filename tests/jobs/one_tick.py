@@ -1,6 +1,6 @@
 """Run a follower in a separate process, for tests that stop it: `python -m tests.jobs.one_tick make|tick|take|show`.
 
-`tick` asks a scheduler that answers only when a line arrives on stdin, so the test chooses the moment.
+`tick` polls a scheduler that answers only when a line arrives on stdin, so the test chooses the moment.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def test_a_slow_scheduler_gets_no_more_than_a_tick_has(monkeypatch: pytest.Monke
     scheduler = ScriptedScheduler()
     monkeypatch.setattr(sync, "BUDGET_S", -1.0)
     sync.sync(scheduler)
-    assert not scheduler.requests, "nothing is begun once the time is over; the next tick has its own"
+    assert not scheduler.requests, "nothing is begun once the time is over; the next tick continues"
     assert sync.is_due()
 
 

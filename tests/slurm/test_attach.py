@@ -110,7 +110,7 @@ def test_it_shows_live_with_what_all_its_ranks_report(login_node: LoginNode, ali
     alice.wait_for_step(job_id, 20)
     live = alice.wait(job_id, "running")
     assert len(live["attempt"]["nodes"]) == 2
-    report = until(lambda: alice.job(job_id)["spec"].get("resources"), "what Slurm says that it asks for")
+    report = until(lambda: alice.job(job_id)["spec"].get("resources"), "what it requests according to Slurm")
     assert (report["nodes"], report["gpus_per_node"], report["partition"], report["time_limit"]) == (
         2,
         2,
@@ -213,7 +213,7 @@ def test_requeued_by_slurm_it_is_the_next_attempt(login_node: LoginNode, alice: 
     )
     assert (first["step"] >= 10, second["step"]) == (True, 10)
     assert steps_of(alice, job_id, 0)[:10] == list(range(1, 11))
-    assert alice.checkpoints(job_id) == [], "Vigil does not look after them"
+    assert alice.checkpoints(job_id) == [], "Vigil does not manage them"
 
 
 def test_a_portal_that_is_away_hears_all_of_it_later(login_node: LoginNode, portal: Portal, alice: Person) -> None:

@@ -95,7 +95,7 @@ def test_missing_settings(portal: Portal) -> None:
     found = checked(portal, VIGIL_SLURM_URL="", VIGIL_SLURM_KEY_FILE="")
     assert set(found.at("error")) == {"Address of slurmrestd", "Source of tokens"}
     assert found.code == 1
-    assert "VIGIL_RUNS" in found.at("ok"), "the rest is looked at all the same"
+    assert "VIGIL_RUNS" in found.at("ok"), "the rest is checked all the same"
 
 
 def test_another_key(portal: Portal) -> None:

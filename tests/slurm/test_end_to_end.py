@@ -157,7 +157,7 @@ def test_scancel_ends_it_for_good(slurm: Cluster, alice: Person) -> None:
     done = alice.wait(job_id)
     (attempt,) = alice.attempts(job_id)
     assert (done["state"], attempt["cause"]) == ("cancelled", "cancelled")
-    until(lambda: alice.attempts(job_id)[0]["slurm_steps"], "the accounts to tell of it")
+    until(lambda: alice.attempts(job_id)[0]["slurm_steps"], "the accounts to list it")
     assert alice.attempts(job_id)[0]["reason"] == "Cancelled by Slurm user root, outside Vigil."
     assert slurm.state(scheduler_id) == "CANCELLED"
 
@@ -174,8 +174,8 @@ def test_the_time_limit_warns_saves_and_goes_on(alice: Person) -> None:
         "it saved before it went"
     )
     reached = alice.wait_for_step(job_id, first["step"] + 1, 120)["progress"]["step"]
-    assert reached < first["step"] + 1_000, "it did not begin anew"
-    assert alice.attempts(job_id)[1]["resume_from"] is not None, "and says from where"
+    assert reached < first["step"] + 1_000, "it did not restart from the beginning"
+    assert alice.attempts(job_id)[1]["resume_from"] is not None, "and shows from where"
     alice.cancel(job_id)
     alice.wait(job_id)
 
@@ -201,7 +201,7 @@ def test_a_lost_node_is_left_and_its_ranks_commit_nothing_more(portal: Portal, s
     with slurm.without(lost):  # its ranks live on: only the daemon is gone
         until(lambda: len(alice.attempts(job_id)) == 2, "a second attempt")
         assert alice.attempts(job_id)[0]["state"] == "node_fail"
-        # Long enough for those there to have saved again, if nothing kept them from it.
+        # Long enough for the remaining ranks to have saved again, if nothing stopped them.
         alice.wait_for_step(job_id, alice.attempts(job_id)[0]["step"] + 200, 120)
         second = alice.attempts(job_id)[1]
         assert lost not in second["nodes"]

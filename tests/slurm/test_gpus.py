@@ -87,7 +87,7 @@ class GpuNodes:
         """Wait until these jobs hold these GPUs (by minor number) of a machine, and nobody holds any other."""
         wanted = {machine.uuid(minor): [job] for job, minors in jobs.items() for minor in minors}
         try:
-            until(lambda: self.holders(machine.node) == wanted, f"{wanted} to be held")
+            until(lambda: self.holders(machine.node) == wanted, f"{wanted} to be allocated")
         except AssertionError as error:
             raise AssertionError(f"{error}; held are {self.holders(machine.node)}") from None
 
@@ -122,7 +122,7 @@ def gpu_nodes(portal: Portal, slurm: Cluster) -> Iterator[GpuNodes]:
     created = GpuNodes(portal, slurm)
     try:
         created.open()
-        until(lambda: all(len(created.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to tell")
+        until(lambda: all(len(created.gpus(node)) == GPUS for node in (SHARED, CROSSED)), "the agents to report")
         yield created
     finally:
         created.close()
@@ -166,7 +166,7 @@ def percent_by_gpu(machine: Machine, attempt: int, *minors: int) -> dict[tuple[i
 
 def test_gpus_belong_to_their_processes(gpu_nodes: GpuNodes, slurm: Cluster, alice: Person, bob: Person) -> None:
     shared, crossed = gpu_nodes.shared, gpu_nodes.crossed
-    # Alice's launcher asks NVML itself; bob's finds none, as in many containers.
+    # Alice's launcher queries NVML itself; bob's finds none, as in many containers.
     first, first_id = submitted(alice, "vision", python=shared.python())
     second, second_id = submitted(bob, "speech")
     foreign = gpu_nodes.started(BOB, SHARED, "--gres=gpu:1")

@@ -46,7 +46,7 @@ class TestSlurm(SchedulerContract):
     apart = ""  # without cgroups, as here, Slurm loses sight of other sessions
 
     def test_refuses_more_than_there_is(self, scheduler: Slurm, work: Path) -> None:  # type: ignore[override]
-        """At once, as 24.11 does, or, as 22.05 and 26.05 do by default, it takes the job and says why that waits."""
+        """24.11 refuses it at once; 22.05 and 26.05, by default, accept it and give the reason why it waits."""
         request = self.submission(work, "true", cpus_per_node=30_000)
         if (0, 0, 40) <= scheduler.rest.version <= (0, 0, 42):
             with pytest.raises(SchedulerError) as refused:

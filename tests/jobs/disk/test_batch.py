@@ -233,7 +233,7 @@ def test_what_is_missing_is_reported_in_a_sentence(played: Played, fields: dict[
     played.play("conda", '#!/bin/bash\n[ "$1" != activate ]\n')
     assert played.run(played.a_batch(**fields)) == 2
     assert message in played.output
-    assert message in (played.place / "run" / "job" / "told" / "7.0" / "failed").read_text(), "for the portal to tell"
+    assert message in (played.place / "run" / "job" / "told" / "7.0" / "failed").read_text(), "for the portal to show"
     assert played.calls("srun") == []
 
 

@@ -185,7 +185,7 @@ def test_sums_of_many_jobs_are_cached_until_something_is_measured(monkeypatch: p
 
     exact = listed()
     monkeypatch.setattr(sums, "MAX_SUMMED_JOBS", 1)
-    assert listed() == exact, "nothing is kept yet"
+    assert listed() == exact, "nothing is cached yet"
     now = timezone.now()
     assert sums.update(now) == 2
     assert listed() == exact

@@ -96,7 +96,7 @@ class TestRounds:
         assert "Worst client: client 0 (ada) at 0.800." in html
 
     def test_chance_names_no_worst_client(self, client: Client, mira: User, project: Project) -> None:
-        """Three rows make an accuracy of 0; nobody is called the worst by them, and counts stand beside the others."""
+        """Three rows make an accuracy of 0; they make nobody the worst, and the others have counts next to them."""
 
         def shown(evaluated: list[int], worst: int) -> str:
             job = a_federation(
@@ -190,7 +190,7 @@ class TestRounds:
         older = text(client.get(f"/jobs/{job.pk}?before=181"))
         assert matrix(older)["first"] == 61
         assert "?before=301" in older
-        assert "&amp;before=181" in older, "and stays while the page is told anew"
+        assert "&amp;before=181" in older, "and stays while the page is updated"
         oldest = text(client.get(f"/jobs/{job.pk}?before=61"))
         assert (matrix(oldest)["first"], matrix(oldest)["done"]) == (1, 60)
         assert "No rounds yet" in text(client.get(f"/jobs/{job.pk}?before=1"))

@@ -43,7 +43,7 @@ def test_an_event_becomes_a_row_a_round(job: Job) -> None:
     assert named["client"].tolist() == [0, 7, 9]
     assert np.isnan(named["accuracy"][1])
     event = Event.objects.get(kind="round.clients")
-    assert event.data == {"step": 2, "rounds": 2, "clients": 6}, "what is in rows is not kept twice"
+    assert event.data == {"step": 2, "rounds": 2, "clients": 6}, "what is in rows is not stored twice"
 
 
 def test_a_client_is_counted_whenever_it_is_named(job: Job) -> None:

@@ -280,7 +280,7 @@ def test_why_it_waits_is_explained_without_variants(
     scheduler.jobs["77"] = replace(RUNNING, state="pending", nodes=(), reason="Resources")
     scheduler.queued = [replace(ROW, state="pending", nodes=(), reason="Resources")]
     job = attach(alice, claim()).attempt.job
-    assert pending.why(alice, job).why is None, "nothing before Slurm says whose it is"
+    assert pending.why(alice, job).why is None, "nothing before Slurm reports its owner"
     tick()
     tick()
     found = pending.why(alice, Job.objects.select_related("latest").get())

@@ -160,7 +160,7 @@ def test_a_stranger_s_job_of_the_same_id_is_not_followed(
     assert (second.scheduler_id, scheduler.cancelled) == ("102", [])
 
 
-def test_the_users_job_of_the_same_id_that_came_past_vigil_is_not_followed(
+def test_a_job_submitted_without_vigil_under_the_same_id_is_not_followed(
     oskar: User, job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
 ) -> None:
     """Slurm counts from 1 again, and the person's `sbatch` gets the id of one of their jobs in Vigil."""

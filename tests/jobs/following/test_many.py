@@ -47,7 +47,7 @@ def many(
 
 
 class Clock:
-    """A clock that advances only when a test says so; replaces a module's `time`."""
+    """A clock that only a test advances; replaces a module's `time`."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()

@@ -46,7 +46,7 @@ def test_a_requeue_by_hand_is_no_preemption(
     first = Attempt.objects.order_by("number")[0]
     assert (first.state, first.cause) == (before or "requeued", before or "requeued")
     assert why in first.reason
-    assert first.decision == "Requeued; continues as attempt 2.", "whoever asked for it"
+    assert first.decision == "Requeued; continues as attempt 2.", "whoever requested it"
 
 
 def test_requeues_that_no_tick_saw_get_their_rows(

@@ -1,4 +1,4 @@
-"""Test a scheduler that cannot tell a job's state: slurmctld has forgotten it and accounting is off."""
+"""Test a scheduler that does not know a job's state: slurmctld has forgotten it and accounting is off."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ class TestSweepRevised:
         assert self.standing() == [f"wren (#{died[1].attempt.job_id}) failed: KeyError: 'label' (rank 1)."]
 
 
-def test_the_project_s_channel_hears_of_its_jobs_alone(die: Die) -> None:
+def test_the_project_s_channel_is_notified_of_its_jobs_alone(die: Die) -> None:
     ours = Channel.objects.create(project=a_project(), kind="slack", address="https://hooks.slack.com/x")
     Channel.objects.create(project=a_project("other"), kind="slack", address="https://hooks.slack.com/y")
     die()
@@ -349,7 +349,7 @@ class TestSysadmins:
         assert (Notice.objects.filter(kind="incident.site").count(), Delivery.objects.count()) == (2, 2)
         incident_notices.forget()
         incident_notices.notify_new()
-        assert Delivery.objects.count() == 2, "a process that starts anew tells nothing twice"
+        assert Delivery.objects.count() == 2, "a process that restarts sends nothing twice"
 
 
 def test_a_worker_s_task_notifies(die: Die) -> None:

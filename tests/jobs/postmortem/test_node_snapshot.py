@@ -106,7 +106,7 @@ class TestSnapshot:
         left.write_snapshot(1, kernel=[[at, line] for line in messages], memory={"path": "/job_7", "oom_kills": None})
         assert left.diagnosed()[0].cause == cause
 
-    def test_of_many_restarts_that_which_failed(self, left: Left) -> None:
+    def test_of_many_restarts_the_failed_restart(self, left: Left) -> None:
         """Sorted by name, 10.0 would come before 2.0."""
         for number in range(11):
             left.ends(0, incarnation=number, r0=(40 + number, None, 1.0))

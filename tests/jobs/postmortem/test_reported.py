@@ -58,7 +58,7 @@ class TestLoss:
         assert texts(verdict, "root") == [
             "loss was NaN from step 20 to its last point at step 57, as the program reported it"
         ]
-        assert 0.7 <= verdict["confidence"] <= 0.85, "reported, and not seen by anything else"
+        assert 0.7 <= verdict["confidence"] <= 0.85, "reported, and observed by nothing else"
         assert verdict["evidence"][0]["file"] == "reported series"
 
     def test_infinity_is_called_so(self, script: Left) -> None:

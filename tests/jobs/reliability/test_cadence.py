@@ -130,7 +130,7 @@ class TestShown:
         report_cadence(job, automatic=True, best_interval_seconds=4 * 3600.0)
         shown = page(ada, job)
         assert "The save interval is chosen automatically." in shown
-        assert "It is approaching 4 h" in shown, "by what its trainer was told"
+        assert "It is approaching 4 h" in shown, "by what its trainer received"
         assert "from attempt" not in shown
 
     def test_as_good_as_the_best(self, ada: User, job: Job) -> None:

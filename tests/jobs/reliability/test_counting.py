@@ -219,7 +219,7 @@ class TestFailures:
         Incident.objects.filter(pk=incident.pk).update(overruled_cause="gpu.ecc", is_counted=False)
         count()
         assert Failure.objects.get().cause == "gpu.ecc"
-        assert not Failure.objects.get().is_interruption, "the machine does not say so"
+        assert not Failure.objects.get().is_interruption, "the machine does not report it"
         Incident.objects.filter(pk=incident.pk).update(confirmed_cause="gpu.ecc", cause="gpu.ecc", is_counted=False)
         count()
         assert Failure.objects.get().is_interruption

@@ -22,8 +22,8 @@ def test_a_week_that_has_just_begun_does_not_flatten_the_others() -> None:
     first, *others, last = drawn.marks
     assert first.y < TOP + HEIGHT / 2
     assert last.y == TOP, "it stands at the edge"
-    assert last.is_cut, "and says that its interval goes on"
+    assert last.is_cut, "and marks that its interval goes on"
     for mark in (first, *others):
-        assert TOP < mark.high < mark.y < mark.low <= TOP + HEIGHT, "of the others all of the interval is seen"
+        assert TOP < mark.high < mark.y < mark.low <= TOP + HEIGHT, "of the others the whole interval is shown"
         assert not mark.is_cut
     assert last.title.startswith("Week of 23")

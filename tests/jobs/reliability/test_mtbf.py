@@ -100,7 +100,7 @@ def test_a_single_query_a_minute_serves_everyone(monkeypatch: pytest.MonkeyPatch
     assert mtbf.hours_between_failures(1) == pytest.approx(200 + PRIOR_HOURS)
 
 
-def test_named_nodes_have_a_rate_each() -> None:
+def test_named_nodes_have_separate_rates() -> None:
     ran(100.0, ago=120, nodes=["bad"], cause="gpu.off_bus")
     ran(100.0, ago=120, nodes=["bad"], cause="gpu.ecc")
     ran(100.0, ago=120, nodes=["good", "best"])

@@ -63,7 +63,7 @@ class TestNumbers:
 
     def test_weeks_add_up(self, lab: dict[str, User]) -> None:
         found = failures(get_json(lab["sam"], "by=week&days=30"))
-        assert 1 <= len(found) <= 3, "none before the first in which a node was held"
+        assert 1 <= len(found) <= 3, "none before the first in which a node was allocated"
         assert sum(number for number, _ in found.values()) == 2
         assert sum(days for _, days in found.values()) == pytest.approx(4.5, abs=0.01)
 
@@ -175,7 +175,7 @@ class TestPage:
         page = text(signed_in(lab["sam"]).get("/reliability?nodes=1&for=3.5&save=12&restart=60"))
         assert "1 node for 3.5 days: expect 0.0227 failures" in page
 
-    def test_of_a_single_project_it_names_it_and_keeps_to_it(self, lab: dict[str, User]) -> None:
+    def test_with_a_project_it_names_that_and_shows_nothing_else(self, lab: dict[str, User]) -> None:
         client = signed_in(lab["sam"])
         answer = client.get("/reliability?project=siskin&days=7&by=node")
         page = text(answer)

@@ -44,7 +44,7 @@ def options() -> Iterator[str]:
 def test_every_key_is_classified_and_no_other() -> None:
     there = {*fields(JobSpec), *fields(SweepTable, "sweep."), *options()}
     unclassified = {field for field in there - POWERS.keys() if power_of(field) is Power.CODE}
-    assert not unclassified, "say in jobs.spec.trust what this can do to whoever runs the job"
+    assert not unclassified, "classify in jobs.spec.trust what this can do to the user who runs the job"
     assert not POWERS.keys() - there, "no longer a key of a specification"
 
 

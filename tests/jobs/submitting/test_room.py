@@ -48,7 +48,7 @@ def test_what_only_nodes_out_of_service_have_may_wait_for_them(cluster: Scripted
 def test_the_partition_decides_which_nodes_count(cluster: ScriptedScheduler) -> None:
     assert refusals(partition="old", gpus_per_node=4) == {}
     assert "the largest eligible node, old-1, has 4" in refusals(partition="old", gpus_per_node=8)["gpus_per_node"]
-    assert refusals(partition="nowhere") == {}, "that is told as an unknown name"
+    assert refusals(partition="nowhere") == {}, "that is reported as an unknown name"
 
 
 def test_gpu_type_and_features(cluster: ScriptedScheduler) -> None:

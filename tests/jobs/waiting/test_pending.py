@@ -162,7 +162,7 @@ def test_reports_when_the_scheduler_has_fallen_silent(oskar: User, project: Proj
     sync.read(ScriptedScheduler(broken=SchedulerError("Slurm did not answer for 10 s.")))
     found = bearer(oskar).get(f"/api/v1/jobs/{eight_gpus(oskar, project).pk}/why").json()
     assert found["stale"] == "Slurm did not answer for 10 s."
-    assert found["blocks"], "what it said before still stands"
+    assert found["blocks"], "its last answer still stands"
 
 
 @pytest.mark.django_db

@@ -239,7 +239,7 @@ class TestWhoSees:
         Membership.objects.create(user=lab["mira"], project=Project.objects.get(slug="wren"))
         assert set(hours(get_json(lab["mira"]))) == {"siskin", "wren"}
 
-    def test_idle_now_is_shown_to_whom_it_may(self, lab: dict[str, User], settings: Any) -> None:
+    def test_idle_now_is_shown_to_those_who_may_see_it(self, lab: dict[str, User], settings: Any) -> None:
         item = machine(2)
         allocated_job("70", [0], user="mira")
         allocated_job("91", [1], user="ann", name="jupyter")

@@ -69,7 +69,7 @@ class TestIdle:
         allocated_job("7", [0], user="vigil", node="dgx-02")
         idle_for(idle, 14.2)
         waste()
-        assert len(notices_of(oskar)) == 1, "nobody asked for it"
+        assert len(notices_of(oskar)) == 1, "nobody requested it"
         Job.objects.filter(pk=job.pk).update(spec={**job.spec, "resources": {"spares": 1}})
         waste()
         assert not notices_of(oskar)
@@ -116,7 +116,7 @@ class TestIdle:
         allocated_job("7", [0], user="oskar", hours=0.2)
         idle_for(item, 14)
         waste()
-        assert notices_of(oskar) == [], "it has held it for 12 minutes alone"
+        assert notices_of(oskar) == [], "it has had it for only 12 minutes"
         QueuedJob.objects.all().delete()
 
     def test_withdrawn_when_they_work_again_and_news_when_they_stop(self, oskar: User) -> None:

@@ -185,7 +185,7 @@ def test_a_sysadmin_kills_at_once_and_it_is_audited(
     tick()
     assert scheduler.cancelled == ["101"]
     assert not scheduler.signals, "no time to save"
-    assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists(), "batch.sh asks for no requeue"
+    assert (rundir.path_of(newest().job.directory) / "portal" / "cancelled").exists(), "batch.sh requests no requeue"
     Attempt.objects.update(cancel_killed_at=timezone.now() - timedelta(seconds=11))
     tick()
     assert scheduler.cancelled == ["101", "101"], "as long as it lives"

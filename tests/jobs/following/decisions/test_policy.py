@@ -154,7 +154,7 @@ class TestCheckpoints:
         launcher = Spooled(rank=-1).add_event("incarnation.started", **payload)
         reports.ingest(second.pk, post(launcher))
         second.refresh_from_db()
-        assert second.resume_from is None, "anew"
+        assert second.resume_from is None, "from the beginning"
         launcher.add_event("incarnation.started", **{**payload, "incarnation": 1, "resumed_from": "step-100"})
         reports.ingest(second.pk, post((launcher, 1, 2)))
         second.refresh_from_db()
@@ -195,7 +195,9 @@ class TestCheckpoints:
         assert (row.state, row.problem, row.bytes) == ("committed", "", 8)
         note_checkpoints(attempt, event(200, kind="checkpoint.pruned"))
         note_checkpoints(attempt, event(200))
-        assert Checkpoint.objects.get().state == "pruned", "told again by who starts from it, before it went"
+        assert Checkpoint.objects.get().state == "pruned", (
+            "reported again by an attempt that starts from it, before it was removed"
+        )
 
     def test_another_line_moves_the_older_checkpoint_aside(self, attempt: Attempt) -> None:
         note_checkpoints(attempt, event(100, 1))
@@ -357,7 +359,7 @@ class TestCheckpoints:
 
 
 def write_checkpoint(folder: Path, step: int, data: bytes | None) -> None:
-    """A checkpoint whose manifest says "good"; with what is really there."""
+    """Write a checkpoint with "good" in its manifest, and with this content."""
     place = folder / f"step-{step}"
     place.mkdir(parents=True)
     if data is not None:

@@ -127,7 +127,7 @@ def test_what_a_restart_does_not_mend_has_a_single_attempt(job: Job, scheduler: 
     assert "Not restarted: it was restarted for the same reason before." in attempt.decision
 
 
-def test_the_second_time_it_goes_round_the_nodes_that_both_had(
+def test_the_second_time_it_excludes_the_nodes_that_both_had(
     job: Job, scheduler: ScriptedScheduler, tick: Tick
 ) -> None:
     a_checkpoint(job, 20, attempt=newest())

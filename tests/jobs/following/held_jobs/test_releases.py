@@ -80,7 +80,7 @@ def test_a_silent_scheduler_is_tried_again_but_not_for_ever(
     assert newest().release_requested_at is None
 
 
-def test_only_held_jobs_are_released_and_by_whom_may(
+def test_refuses_jobs_that_are_not_held_and_strangers(
     job: Job, scheduler: ScriptedScheduler, oskar: User, tick: Callable[[], bool]
 ) -> None:
     assert request_release(oskar, job).status_code == 409, "it runs"
