@@ -131,7 +131,7 @@ class Person:
             found = until(poll, f"job {job_id} to be {' or '.join(sorted(wanted))}", seconds=timeout_s)
         except AssertionError as error:
             body = json.dumps(self.job(job_id), indent=1)
-            raise AssertionError(f"{error}; it is {body}\n{self.said(job_id)}") from None
+            raise AssertionError(f"{error}; it is {body}\n{self.logs_of(job_id)}") from None
         assert found is not None
         return found
 
