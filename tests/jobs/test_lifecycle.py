@@ -348,7 +348,7 @@ def test_a_python_that_lacks_a_module_names_it(sam: User, scheduler: LocalSchedu
     follow_until(scheduler, lambda: newest().ended_at)
     assert (newest().state, newest().cause, newest().exit_code) == ("failed", "failed", 2)
     assert newest().reason.startswith(f"The job's Python, {bare}/bin/python, has no ")
-    assert "Install torch, numpy, psutil and pydantic there." in newest().reason
+    assert "Install torch, numpy, psutil and pydantic there, or name another interpreter" in newest().reason
 
 
 def test_what_the_environment_sets_reaches_every_rank(sam: User, scheduler: LocalScheduler, settings: Any) -> None:
