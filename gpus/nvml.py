@@ -19,8 +19,8 @@ With --all there are also, of each GPU, "serial", "vbios", "inforom", "power_cap
     {"at", "time", "event": {"place", "kind": "xid" or "recovery" or "mig" or "ecc", "value"}}
         immediately; equal events count as one until the next sample
 
-If NVML must be reopened, this program re-executes itself in the same process, so that the library matches the driver
-again; its first line then has "reopened": true.
+If NVML must be reopened, this program prints {"reopening": true} and re-executes itself in the same process, so that
+the library matches the driver again; its next first line then has "reopened": true.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def trim_memory() -> None:
 
 
 def reexecute() -> NoReturn:
+    print_line({"reopening": True})  # opening may take long, or fail until the driver is loaded again
     arguments = [argument for argument in sys.argv[1:] if argument != REOPENED]
     os.execv(sys.executable, [sys.executable, "-P", "-m", "gpus.nvml", *arguments, REOPENED])
 

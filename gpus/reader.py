@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO
 
 from gpus.reports import (
@@ -30,6 +31,7 @@ from gpus.reports import (
     GpuReport,
     GpuSamples,
     NvmlAbsent,
+    NvmlReopening,
     NvmlResponding,
     NvmlSilent,
     ReportParser,
@@ -68,6 +70,7 @@ class GpuReader:
         self._next_start = 0.0
         self._parser = ReportParser()
         self._lost: set[int] = set()
+        self._is_reopening = False  # until the next inventory, whichever child reads it
         self.newest: GpuSamples | None = None
         """The last samples; None if there are none yet, or NVML is silent. `at` gives their age."""
         self.silent_since: float | None = None
@@ -104,7 +107,7 @@ class GpuReader:
             child.kill()
             self._child = None
             self._delay_start()
-        elif child.silence > (self._silent if child.has_printed else self._opening):
+        elif child.silence > (self._silent if child.has_printed and not self._is_reopening else self._opening):
             reports += self._abandon(child)
         return reports
 
@@ -144,6 +147,9 @@ class GpuReader:
         match report:
             case None:
                 return []
+            case NvmlReopening():
+                self._is_reopening = True
+                return []
             case NvmlAbsent():
                 is_new = self.absent != report
                 self.absent, self.newest = report, None
@@ -151,6 +157,8 @@ class GpuReader:
             case GpuInventory():
                 self.absent = None
                 self._lost &= _unchanged_indices(previous, report)
+                report = replace(report, reopened=report.reopened or self._is_reopening)
+                self._is_reopening = False
             case GpuSamples():
                 self.newest, self._wait = report, self._retry
                 return [*self._end_silence(), report, *self._lost_and_recovered(report)]

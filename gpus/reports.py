@@ -119,6 +119,11 @@ class NvmlSilent:
 
 
 @dataclass(frozen=True)
+class NvmlReopening:
+    """NVML is being reopened: its driver was reloaded or a GPU was reset. For the reader, not for its clients."""
+
+
+@dataclass(frozen=True)
 class NvmlResponding:
     """NVML responds again, after `seconds`."""
 
@@ -168,7 +173,7 @@ class ReportParser:
     inventory: GpuInventory | None = None
     _gpus_by_name: dict[str, GpuInfo] = field(default_factory=dict)
 
-    def parse(self, line: bytes) -> GpuReport | None:
+    def parse(self, line: bytes) -> GpuReport | NvmlReopening | None:
         """Return the report in a line; None if it is not from the child: a library may print anything."""
         with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             document = json.loads(line)
@@ -176,6 +181,8 @@ class ReportParser:
                 return NvmlAbsent(str(document["none"])[:1000], bool(document.get("later")))
             if "gpus" in document:
                 return self._inventory(document)
+            if "reopening" in document:
+                return NvmlReopening()
             at, time = float(document["at"]), float(document["time"])
             if "looks" in document:
                 return GpuSamples(at, time, tuple(_sample(gpu_sample) for gpu_sample in document["looks"]))

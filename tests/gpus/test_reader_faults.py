@@ -118,9 +118,19 @@ def test_a_driver_that_is_away_for_a_while(nvml: StandIn, watch: Watch) -> None:
     assert watched.first(NvmlAbsent) == NvmlAbsent("Driver Not Loaded", may_change=True)
     assert watched.reader.absent
     nvml.set_state("* reload 1")
-    assert watched.next(GpuInventory).gpus[0].uuid == uuid(0)
+    inventory = watched.next(GpuInventory)
+    assert (inventory.gpus[0].uuid, inventory.reopened) == (uuid(0), True)
     assert watched.current().samples[0] == STEADY
     assert watched.reader.absent is None
+
+
+def test_a_driver_that_takes_long_to_open_again_is_not_silent(nvml: StandIn, watch: Watch) -> None:
+    """Without persistence mode a driver initialises every GPU when it is opened, after a reload as at the start."""
+    watched = watch(silent_seconds=0.5)
+    watched.first(GpuSamples)
+    nvml.set_state("* reload 1", "* init 2000")
+    assert until(lambda: [item for item in watched.all(GpuInventory) if item.reopened])
+    assert not watched.all(NvmlSilent)
 
 
 def test_a_library_that_is_not_the_drivers(nvml: StandIn, watch: Watch) -> None:

@@ -8,6 +8,7 @@
  *   3 lost 1                        every call about it fails: it has fallen off the bus
  *   3 hang 1                        no call about it returns until the line is gone; with *: no call at all
  *   * reload 1                      whoever opened the library under another number must open it again
+ *   * init 2000                     the library takes 2 s to open
  *   * init !9, * call !18           the library cannot be opened; every call fails
  *   3 uuid GPU-…, 3 name …          another GPU in the slot
  *   3 minor 0                       N of its /dev/nvidiaN, if that differs from its index
@@ -161,9 +162,10 @@ static int nth(int index, const char *name, int n, long long found[3]) {
 /* The library and its GPUs. */
 
 int nvmlInitWithFlags(unsigned flags) {
-    double ignored;
+    double milliseconds = 0;
     for (refresh(); setting(ALL, "hang"); refresh()) usleep(5000);
-    int failed = lookup(ALL, "init", &ignored);
+    int failed = lookup(ALL, "init", &milliseconds);
+    usleep((useconds_t)(1000 * milliseconds));
     if (!failed) opened_under = (int)setting(ALL, "reload");
     for (int i = 0; i < MAX_GPUS; i++) {
         gpus[i] = (gpu_t){i, WHOLE};

@@ -242,10 +242,15 @@ def test_killed_rank_is_restarted_in_place(stack: Stack, submit: Submit) -> None
         assert rank
         rank.kill()
         killed.add(rank.pid)
+    # Ranks that are stopped before they have caught up save no checkpoint of the last step that was reported.
+    until(lambda: incarnations_of(stack, job_id) == set(range(KILLS + 1)), "points of the last ranks")
+    wait_for_step(stack, job_id, 1 + max(points_of(stack, job_id).record("loss")))
     cancel(stack, job_id)
     check(stack, job_id, closes=False)
-    incarnations = {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0}
-    assert incarnations == set(range(KILLS + 1))
+
+
+def incarnations_of(stack: Stack, job_id: int) -> set[int]:
+    return {incarnation for _, incarnation, rank, _, _ in points_of(stack, job_id).stored if rank >= 0}
 
 
 def test_killed_shipper_loses_nothing(stack: Stack, submit: Submit) -> None:
