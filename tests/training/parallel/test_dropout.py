@@ -48,7 +48,7 @@ def masks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     language = {**TINY["language"], "dropout": 0.5}
     common = {**TINY, "steps": 2, "warmup_steps": 0, "language": language}
     runs = [Run(folder / str(number), {**common, **item}) for number, item in enumerate(LAYOUTS.values())]
-    attempts = pool.finish(runs, 4, folder / "ranks", spy=f"{__name__}:tell_masks")
+    attempts = pool.finish(runs, 4, folder / "ranks", spy=f"{__name__}:write_masks")
     return {
         name: [(attempt / f"masks.{rank}").read_text() for rank in range(4)]
         for name, attempt in zip(LAYOUTS, attempts, strict=True)
