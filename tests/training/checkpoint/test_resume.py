@@ -101,7 +101,7 @@ def record_phase_of_clearing() -> None:
 
 def test_removing_half_a_checkpoint_may_take_longer_than_meeting(tmp_path: Path) -> None:
     """It may be of any size, and a file system slow."""
-    run = Run(tmp_path / "run", {**TINY, "steps": 4}, spy=f"{__name__}:tell_phase_of_clearing")
+    run = Run(tmp_path / "run", {**TINY, "steps": 4}, spy=f"{__name__}:record_phase_of_clearing")
     half = run.job_dir / "checkpoints" / ".step-9.0"
     half.mkdir(parents=True)
     incarnation = run.finish(1)

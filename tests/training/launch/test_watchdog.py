@@ -233,7 +233,7 @@ def record_phase_of_exchanges() -> None:
 def test_an_exchange_of_whole_models_may_take_longer_than_a_step(tmp_path: Path) -> None:
     """Replicas stay apart where the network is slow: steps do not show how long it takes."""
     changes = {"steps": 8, "checkpoint_every": 0, "communication": "local_sgd", "local_sgd": {"every": 4}}
-    run = Run(tmp_path / "run", {**TINY, **changes}, spy=f"{__name__}:tell_phase_of_exchanges")
+    run = Run(tmp_path / "run", {**TINY, **changes}, spy=f"{__name__}:record_phase_of_exchanges")
     incarnation = run.finish(2)
     for rank in range(2):
         assert watchdog.LIMITS[(incarnation.attempt_dir / f"phase.{rank}").read_text()] > 10 * watchdog.LIMITS["step"]
