@@ -21,7 +21,9 @@ pytestmark = pytest.mark.django_db
 
 
 def plans(queries: Iterable[str], table: str) -> list[str]:
-    """Return how SQLite would find the rows of this table."""
+    """Return how SQLite would find the rows of this table; skip the test on PostgreSQL."""
+    if connection.vendor != "sqlite":
+        pytest.skip("the plan of PostgreSQL depends on its statistics")
     found = []
     for sql in queries:
         if f'FROM "{table}"' in sql and sql.startswith("SELECT"):
