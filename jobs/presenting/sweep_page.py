@@ -67,7 +67,7 @@ def draw_losses(curves: Sequence[LossCurve], *, left_out: int) -> LossDrawing | 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """How many of a sweep's jobs have ended, and how many of these failed."""
+    """Counts of a sweep's jobs: all, those that have ended, and those of them that failed."""
 
     jobs: int
     ended: int
