@@ -33,7 +33,7 @@ from training.runtime.distributed import Agreement, StepFlags, World
 
 @dataclass(frozen=True)
 class LoopServices:
-    """What one rank's loop of any kind reports to and listens to, and how often its nodes fail."""
+    """Services of one rank's loop of any kind: its reports, heartbeat and stop signal, and its nodes' failure rate."""
 
     reporter: AnyReporter
     heartbeat: Heartbeat | NullHeartbeat

@@ -84,7 +84,7 @@ def _decide_within_budget(due: Sequence[int], now: datetime) -> None:
 
 @dataclass
 class _LimitUsage:
-    """How much of the limits on automatic drains is used, for one pass.
+    """The used part of the limits on automatic drains, read for one pass.
 
     To read all nodes for each of a thousand findings takes minutes. So what was read earlier in the pass may refuse a
     drain; none is ordered unless what is read under the lock allows it.

@@ -60,7 +60,7 @@ class Lineage:
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """When a run saves and which checkpoints it keeps."""
+    """Options of a run's saves: how often, and which checkpoints it keeps."""
 
     generation: int
     """The generation of the launch that saves: an older one must not commit."""

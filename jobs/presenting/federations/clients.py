@@ -100,7 +100,7 @@ class Fairness:
 
 @dataclass(frozen=True, kw_only=True)
 class FairnessScale:
-    """What all clients of the fairness table are compared with.
+    """The measure and its range with which all clients of the fairness table are compared.
 
     `low` and `high` are the lowest and highest value of `measure` over all clients, `global_value` is the global
     model's; `max_samples` are those of the largest client.
