@@ -137,7 +137,7 @@ def _live() -> dict[str, float]:
 
 def _past(nodes: int) -> dict[str, Any]:
     from nodes.health.rules.rule import parse_rules
-    from nodes.monitoring import dry_run as module
+    from nodes.monitoring.dry_run import run as module
 
     began = time.perf_counter()
     now = _make_past(nodes)

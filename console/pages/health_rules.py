@@ -18,7 +18,7 @@ from nodes.health.rules.duration import write_duration
 from nodes.health.rules.rule import SEVERITIES, Rule
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
-from nodes.monitoring.dry_run import DryRunEntry, RuleDryRun, dry_run_for
+from nodes.monitoring.dry_run.run import DryRunEntry, RuleDryRun, dry_run_for
 from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
 from nodes.presenting.observations import observed_text

@@ -15,7 +15,7 @@ from nodes.api.nodes import Reason
 from nodes.health.rules.duration import write_duration
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
-from nodes.monitoring.dry_run import DAYS, DryRunEntry, RuleDryRun, dry_run_for
+from nodes.monitoring.dry_run.run import DAYS, DryRunEntry, RuleDryRun, dry_run_for
 from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
 from portal.http.api import ApiRequest, bad_field

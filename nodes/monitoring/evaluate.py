@@ -25,9 +25,9 @@ from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
 from nodes.monitoring import events, evidence, policies
 from nodes.monitoring.matching import RuleMatcher
 from nodes.monitoring.removed import RemovedParts
+from nodes.monitoring.rule_progress import progress_of
 from nodes.monitoring.site_rules import rules_in_force, unreadable_rules
 from nodes.monitoring.states import States
-from nodes.monitoring.stored_progress import progress_of
 from portal import bulk
 
 LATE = timedelta(minutes=10)

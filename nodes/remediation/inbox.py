@@ -9,7 +9,7 @@ from nodes.cluster import drain
 from nodes.health import engine
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, Node, NodeOrder
-from nodes.monitoring.stored_progress import progress_of
+from nodes.monitoring.rule_progress import progress_of
 from nodes.remediation.existing_drain import existing_drain
 from nodes.remediation.reason import drain_reason
 from portal.access import note

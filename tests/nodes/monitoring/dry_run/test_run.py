@@ -10,9 +10,9 @@ import pytest
 from nodes.health.rules.catalogue import shipped_rules
 from nodes.health.rules.rule import Rule, parse_rules
 from nodes.models import Agent, GpuPlace
-from nodes.monitoring import dry_run as module
-from nodes.monitoring.dry_run import RuleDryRun, dry_run
-from tests.nodes.monitoring.history import NOW, StoredCluster
+from nodes.monitoring.dry_run import run as module
+from nodes.monitoring.dry_run.run import RuleDryRun, dry_run
+from tests.nodes.monitoring.dry_run.history import NOW, StoredCluster
 
 pytestmark = pytest.mark.django_db
 

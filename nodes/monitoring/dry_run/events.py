@@ -21,15 +21,15 @@ from nodes.health.rules.rule import Rule
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from nodes.models.health import PEOPLE
 from nodes.monitoring import events
+from nodes.monitoring.dry_run.mounts import MountHistory
 from nodes.monitoring.site_rules import rules_in_force
-from nodes.monitoring.stored_mounts import MountHistory
 from vigil_core import untrusted
 
 LASTING = {"gpu_lost": "gpu.lost", "nvml": "gpu.silent", "mount": "mount.slow"}
 """Signals that lasting events tell, with the events' kind."""
 MOMENTS = {"sxid": "sxid", "link_down": "link.down"}
 """Signals that events tell one by one, with the events' kind; Xids are selected by code, too."""
-STORED = frozenset({"xid", *MOMENTS, *LASTING})
+STORED_SIGNALS = frozenset({"xid", *MOMENTS, *LASTING})
 """Signals that events tell, with all their fields."""
 MAX_SPREAD = 100
 """Observations of one row, however often it counted."""

@@ -25,11 +25,10 @@ from nodes.health.replay import RepairStep, ReplayedEntry, Step, replay
 from nodes.health.rules.condition import FieldValue
 from nodes.health.rules.rule import Rule, Trigger
 from nodes.models import Agent, Gpu, HealthEntry, Holding, Node, Partition
-from nodes.monitoring import sampled_fields, stored_events
-from nodes.monitoring.sampled_fields import STORED_FIELDS, sampled_subjects
-from nodes.monitoring.stored_events import EventWindow
-from nodes.monitoring.stored_mounts import MountHistory
-from nodes.monitoring.stored_samples import StoredSamples
+from nodes.monitoring.dry_run.events import STORED_SIGNALS, EventWindow
+from nodes.monitoring.dry_run.fields import STORED_FIELDS, sampled_subjects, usually_up
+from nodes.monitoring.dry_run.mounts import MountHistory
+from nodes.monitoring.dry_run.samples import StoredSamples
 from portal.models import User
 from vigil_core import formatting
 
@@ -119,7 +118,7 @@ def untried(rule: Rule) -> list[str]:
 
 
 def _is_stored(signal: str) -> bool:
-    return signal in stored_events.STORED or signal in STORED_FIELDS
+    return signal in STORED_SIGNALS or signal in STORED_FIELDS
 
 
 def _missing_fields(trigger: Trigger) -> set[str]:
@@ -185,7 +184,7 @@ class _DryRunReader:
 
     @cached_property
     def _ports_usually_up(self) -> Callable[[str], bool]:
-        return sampled_fields.usually_up()
+        return usually_up()
 
     def _samples(self, agents: Sequence[Agent], gpus: Mapping[int, Gpu]) -> Iterator[tuple[Subject, StateReadings]]:
         start, end = int(self.result.start.timestamp()), int(self.result.end.timestamp())

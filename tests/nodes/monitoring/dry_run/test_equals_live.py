@@ -14,11 +14,11 @@ from nodes.health.progress import Observation, Subject
 from nodes.health.replay import replay
 from nodes.health.rules.rule import parse_rules
 from nodes.models import HealthEntry, NodeEvent, SiteRule
-from nodes.monitoring.dry_run import dry_run
+from nodes.monitoring.dry_run.run import dry_run
+from nodes.monitoring.dry_run.silences import SILENT_S
 from nodes.monitoring.evaluate import evaluate
-from nodes.monitoring.silences import SILENT_S
 from tests.examples import examples
-from tests.nodes.monitoring.history import NOW, StoredCluster
+from tests.nodes.monitoring.dry_run.history import NOW, StoredCluster
 
 pytestmark = pytest.mark.django_db
 

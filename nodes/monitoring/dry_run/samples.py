@@ -20,9 +20,9 @@ from nodes.health.readings import Flags, StateReadings
 from nodes.health.rules.condition import Condition, FieldValue
 from nodes.health.rules.rule import Rule
 from nodes.models import Agent, Frame
-from nodes.monitoring.sampled_fields import SampledSubject
-from nodes.monitoring.silences import with_silences
-from nodes.monitoring.verdicts import ColumnVerdicts, FieldCondition
+from nodes.monitoring.dry_run.fields import SampledSubject
+from nodes.monitoring.dry_run.silences import with_silences
+from nodes.monitoring.dry_run.verdicts import ColumnVerdicts, FieldCondition
 from nodes.telemetry import frames
 from nodes.telemetry.fields import MAX_SPAN_S, PLACE, gpu_owner, host_owner
 from nodes.telemetry.thin import MINUTES, thinned
