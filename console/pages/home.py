@@ -14,7 +14,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages.free_slots import FreeSlots, free_now
+from console.pages.nodes.free_slots import FreeSlots, free_now
 from console.pages.readiness import banner
 from jobs.gathering import verdicts
 from jobs.gathering.job_row import JobRow

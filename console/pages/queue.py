@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import stale_text
+from console.pages.freshness import stale_text
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.listing import visibility
 from jobs.listing.queue import STATES, QueueEntry, QueueSearch, describe_rows, unseen_jobs

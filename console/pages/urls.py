@@ -2,33 +2,17 @@
 
 from django.urls import path
 
-from console.pages import (
-    acceptances,
-    agents,
-    announcements,
-    bulk_drain,
-    bulk_return,
-    burnins,
-    cluster_map,
-    context,
-    docs,
-    drains,
-    gameday,
-    health,
-    health_entries,
-    health_rules,
-    home,
-    inventory,
-    maintenance,
-    node,
-    nodes,
-    queue,
-    racks,
-    reliability,
-    runbooks,
-    spares,
-    waste,
-)
+from console.pages import announcements, context, docs, home, queue, reliability, runbooks, waste
+from console.pages.cluster_map import page as cluster_map
+from console.pages.cluster_map import racks
+from console.pages.cluster_tests import acceptances, burnins, gameday
+from console.pages.drains import bulk_drain, bulk_return, maintenance, spares
+from console.pages.drains import page as drains
+from console.pages.health import entries as health_entries
+from console.pages.health import page as health
+from console.pages.health import rules as health_rules
+from console.pages.nodes import agents, inventory, node
+from console.pages.nodes import page as nodes
 
 urlpatterns = [
     path("", home.home, name="home"),

@@ -9,7 +9,7 @@ from django.conf import LazySettings
 from django.test import Client
 from django.utils import timezone
 
-from console.pages.map_rows import machines
+from console.pages.cluster_map.rows import machines
 from jobs.listing.telemetry_access import hidden_now
 from jobs.models import Job
 from nodes.models import Gpu, Holding

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from console.pages import gameday
+from console.pages.cluster_tests import gameday
 from jobs.failures import counting
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import MAX_JOB_DRILL_DURATION, advance

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from console.pages import agents
+from console.pages.nodes import agents
 from nodes.models import Agent, AgentStream, EnrolmentSecret, Node, NodeEvent
 from nodes.telemetry.enrolment import enroll_by_secret
 from portal.models import AuditEntry, User

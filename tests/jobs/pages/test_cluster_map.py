@@ -14,10 +14,10 @@ from django.utils import timezone
 from msgspec import structs
 
 from bench import simulated_fleet
-from console.pages import rack_map
-from console.pages.map_rows import MapGpu, MapHolder, MapNode
-from console.pages.map_words import PendingDemand, facts, headline
-from console.pages.packed_map import packed
+from console.pages.cluster_map import layout
+from console.pages.cluster_map.packed import packed
+from console.pages.cluster_map.rows import MapGpu, MapHolder, MapNode
+from console.pages.cluster_map.words import PendingDemand, facts, headline
 from jobs.listing import visibility
 from jobs.listing.visibility import NodeAllocation
 from nodes.models import Agent, Gpu, Holding, Node, Partition, QueuedJob, RackPlace, Reading
@@ -43,12 +43,12 @@ def busy(index: int, percent: int = 90, celsius: int = 60, **fields: Any) -> Map
     return MapGpu(index, pk=index + 1, is_allocated=True, **payload)
 
 
-def drawn(*machines: MapNode) -> rack_map.RackMap:
-    return rack_map.draw(machines, ["h100", "cpu"])
+def drawn(*machines: MapNode) -> layout.RackMap:
+    return layout.draw(machines, ["h100", "cpu"])
 
 
-def cells(of: MapNode) -> list[rack_map.MapCell]:
-    return [rack_map.cell_of(device, of) for device in of.devices]
+def cells(of: MapNode) -> list[layout.MapCell]:
+    return [layout.cell_of(device, of) for device in of.devices]
 
 
 # Cells.
@@ -70,7 +70,7 @@ def cells(of: MapNode) -> list[rack_map.MapCell]:
     ],
 )
 def test_a_cell_by_the_reported_values(device: MapGpu, state: str, mark: str) -> None:
-    cell = rack_map.cell_of(device, machine())
+    cell = layout.cell_of(device, machine())
     assert (cell.state, cell.mark) == (state, mark)
 
 
@@ -88,10 +88,10 @@ def test_a_cell_carries_all_four_answers() -> None:
 
 
 def test_buckets_and_letters_at_their_ends() -> None:
-    assert [rack_map.heat_bucket(c) for c in (-5, 30, 58, 86, 200)] == [0, 0, 4, 8, 8]
-    uses = [rack_map.cell_of(MapGpu(0, percent=p), machine()).use for p in (0, 11, 12, 99, 100)]
+    assert [layout.heat_bucket(c) for c in (-5, 30, 58, 86, 200)] == [0, 0, 4, 8, 8]
+    uses = [layout.cell_of(MapGpu(0, percent=p), machine()).use for p in (0, 11, 12, 99, 100)]
     assert uses == [0, 0, 1, 8, 8]
-    assert [rack_map.initials(name) for name in ("mira", "ada.lindqvist", "a", "", "x-y_z", "...")] == [
+    assert [layout.initials(name) for name in ("mira", "ada.lindqvist", "a", "", "x-y_z", "...")] == [
         "mi", "al", "a", "", "xy", "..",
     ]  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_buckets_and_letters_at_their_ends() -> None:
 # Rows: each is described in one line.
 def test_a_row_shows_what_matters_most() -> None:
     def why(of: MapNode) -> str:
-        return rack_map.MapRow(of).why.replace(NBSP, " ")
+        return layout.MapRow(of).why.replace(NBSP, " ")
 
     allocations = [NodeAllocation("7", name, "mira", None, False, (), None, 0) for name in ("wren", "plover", "heron")]
     assert why(machine("n", busy(0), MapGpu(1), jobs=allocations[:1])) == "wren, 1 free"
@@ -113,7 +113,7 @@ def test_a_row_shows_what_matters_most() -> None:
     assert why(machine("n", MapGpu(0), silent_since=NOON)).startswith("agent silent since ")
     assert why(machine("n", cpus=8, state="idle")) == "idle"
     families = [
-        rack_map.MapRow(of).family
+        layout.MapRow(of).family
         for of in (machine("n", busy(0)), machine("n", busy(0, is_lost=True)), machine("n", **out))
     ]
     assert families == ["running", "warn", "cancelled"]
@@ -162,15 +162,15 @@ def test_nodes_without_a_rack_stand_by_partition() -> None:
 def test_more_nodes_are_drawn_smaller(nodes: int, size: str) -> None:
     there = drawn(*(machine(f"n{i}", MapGpu(0), rack=f"R{i % 9}") for i in range(nodes)))
     assert there.size == size
-    assert rack_map.draw_rack(there, "R3").size == "full"
-    assert rack_map.draw_rack(there, "nowhere").columns == []
+    assert layout.draw_rack(there, "R3").size == "full"
+    assert layout.draw_rack(there, "nowhere").columns == []
 
 
 def test_a_packed_map_shows_the_same() -> None:
     of = machine("n", busy(0, 93, 61), MapGpu(3), busy(5, is_lost=True, temperature_c=None), rack="R")
     hidden = machine("m", MapGpu(0, is_allocated=True, is_hidden=True), rack="R", slot=1)
     report = packed(drawn(of, hidden, machine("c", cpus=8, cpus_used=3, partitions=["cpu"])))
-    assert report["owners"] == [["mi", "mira", rack_map.colour("mira")]]
+    assert report["owners"] == [["mi", "mira", layout.colour("mira")]]
     first, cpus = report["columns"]
     assert first["nodes"][0] == ["n", 86, "bil", "5d--5a", "3d----", "00--00", "GPU 5 lost", [0, 3, 5]]
     assert first["nodes"][1] == ["m", 86, "b", "--", "--", "--", "", None]

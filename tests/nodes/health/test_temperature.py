@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from console.pages import rack_map
-from console.pages.map_rows import MapGpu, MapNode
+from console.pages.cluster_map import layout
+from console.pages.cluster_map.rows import MapGpu, MapNode
 from nodes.health.temperature import is_hot
 from nodes.presenting.machine import GpuState
 
@@ -30,4 +30,4 @@ def test_map_and_node_page_agree(temperature_c: int | None, slowdown_c: int | No
     facts = {"temperature_c": temperature_c, "slowdown_c": slowdown_c, "throttle": throttle}
     assert GpuState(index=0, **facts).is_hot is hot
     device = MapGpu(0, 1, is_allocated=True, **facts)
-    assert (rack_map._state(device, MapNode("n")) == "hot") is hot
+    assert (layout._state(device, MapNode("n")) == "hot") is hot

@@ -14,11 +14,12 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages import forms, node_facts
-from console.pages.cluster import stale_text
-from console.pages.health import EntryRow
-from console.pages.node_facts import MachineView
-from console.pages.nodes import NodeRow
+from console.pages import forms
+from console.pages.freshness import stale_text
+from console.pages.health.page import EntryRow
+from console.pages.nodes import facts
+from console.pages.nodes.facts import MachineView
+from console.pages.nodes.page import NodeRow
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.listing import visibility
 from nodes.cluster import drain as orders
@@ -52,7 +53,7 @@ def node_page(request: HttpRequest, name: str) -> HttpResponse:
     node, agent = Node.objects.filter(name=name).first(), Agent.objects.filter(node=name).first()
     if node is None and agent is None:
         raise Http404(f"There is no node {name}.")
-    span = node_facts.span_of(request.GET.dict(), now)
+    span = facts.span_of(request.GET.dict(), now)
     shown = MachineView(user, node, agent, span, now) if agent is not None else None
     if is_fragment(request) and request.headers.get("X-Page-GPUs", NOTHING) != _gpu_keys(shown):
         return HttpResponse(status=204, headers={"HX-Refresh": "true"})
@@ -103,8 +104,8 @@ def _gpu_keys(shown: MachineView | None) -> str:
 
 def _sentence_facts(node: Node | None, shown: MachineView | None, now: Any) -> machine.NodeHeadline:
     if shown is not None:
-        return node_facts.facts_of(shown)
-    return machine.NodeHeadline(now=now, **(node_facts.scheduler_facts(node) if node is not None else {}))
+        return facts.facts_of(shown)
+    return machine.NodeHeadline(now=now, **(facts.scheduler_facts(node) if node is not None else {}))
 
 
 def _scheduler_context(user: User, node: Node) -> dict[str, Any]:
@@ -121,25 +122,25 @@ def _slow(shown: MachineView) -> list[SlowFileSystem]:
 
 
 def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
-    visits, hidden = node_facts.visits(shown)
+    visits, hidden = facts.visits(shown)
     context: dict[str, Any] = {
         "machine": shown,
         "span": shown.span,
-        "ranges": node_facts.RANGES,
-        "lanes": node_facts.lanes(shown),
-        "marks": node_facts.marks(shown),
-        "happened": shown.events[: node_facts.MAX_EVENTS],
+        "ranges": facts.RANGES,
+        "lanes": facts.lanes(shown),
+        "marks": facts.marks(shown),
+        "happened": shown.events[: facts.MAX_EVENTS],
         "slow": [(event, event.text(shown.now)) for event in _slow(shown)],
-        "has_more_events": len(shown.events) > node_facts.MAX_EVENTS,
-        "processes": node_facts.processes(shown),
-        "counters": (rows := node_facts.counters(shown)),
+        "has_more_events": len(shown.events) > facts.MAX_EVENTS,
+        "processes": facts.processes(shown),
+        "counters": (rows := facts.counters(shown)),
         "counters_text": attention_text(rows, [gpu.index for gpu in shown.present_gpus if gpu.lost_at]),
         "visits": visits,
         "hidden_visits": hidden,
     }
     if is_fragment:
         return context
-    figures = node_facts.host_figures(shown)
+    figures = facts.host_figures(shown)
     charts = [chart for lane in context["lanes"] for chart in lane.charts]
     page = {
         "node": shown.agent.node,
@@ -150,7 +151,7 @@ def _agent_context(shown: MachineView, *, is_fragment: bool) -> dict[str, Any]:
     return context | {
         "figures": figures,
         "node_charts": page | {"figures": [*charts, *figures]},
-        "topology": node_facts.topology(shown.agent),
+        "topology": facts.topology(shown.agent),
     }
 
 

@@ -13,7 +13,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages.cluster import stale_text
+from console.pages.freshness import stale_text
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.burnins import start as burnins
 from nodes.burnin import plan

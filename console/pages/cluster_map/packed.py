@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from console.pages.rack_map import HIGH_C, LOW_C, WORDS, MapColumn, MapRow, RackMap
+from console.pages.cluster_map.layout import HIGH_C, LOW_C, WORDS, MapColumn, MapRow, RackMap
 
 LETTERS = {
     "busy": "b",

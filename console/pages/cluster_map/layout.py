@@ -10,7 +10,7 @@ from zlib import crc32
 
 from django.utils.functional import cached_property  # before Python 3.12, functools' takes a lock each time
 
-from console.pages.map_rows import MapGpu, MapNode
+from console.pages.cluster_map.rows import MapGpu, MapNode
 from nodes.cluster.racks import natural_sort_key
 from nodes.health import temperature
 from vigil_core import formatting

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
-from console.pages import drains
+from console.pages.drains import page as drains
 from nodes.drains import spares
 from nodes.models import HotSpare, Node
 from portal.access import sysadmin_of

@@ -12,11 +12,11 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages import damaged_gpus
-from console.pages.cluster import stale_text
-from console.pages.damaged_gpus import MARKS, Damage
-from console.pages.free_slots import countable, free_now
-from console.pages.rack_map import family, initials
+from console.pages.cluster_map.layout import family, initials
+from console.pages.freshness import stale_text
+from console.pages.nodes import damaged_gpus
+from console.pages.nodes.damaged_gpus import MARKS, Damage
+from console.pages.nodes.free_slots import countable, free_now
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.listing import visibility
 from jobs.listing.queue import QueueSearch, unseen_jobs

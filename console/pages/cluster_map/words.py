@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from console.pages.rack_map import MapRow, RackMap, kilowatts
+from console.pages.cluster_map.layout import MapRow, RackMap, kilowatts
 from nodes.scheduling import node_states
 from nodes.telemetry.mounts import SlowFileSystem
 from vigil_core import formatting

@@ -13,10 +13,10 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console.pages import map_words, rack_map
-from console.pages.cluster import stale_text
-from console.pages.map_rows import machines
-from console.pages.packed_map import packed
+from console.pages.cluster_map import layout, words
+from console.pages.cluster_map.packed import packed
+from console.pages.cluster_map.rows import machines
+from console.pages.freshness import stale_text
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.api.telemetry.machines import gpu_shapes
 from jobs.listing import visibility
@@ -37,18 +37,18 @@ def index(request: HttpRequest) -> HttpResponse:
     user, now = user_of(request), timezone.now()
     nodes = machines(user, now)
     partitions = list(Partition.objects.values_list("name", flat=True))
-    full_map = rack_map.draw(nodes, partitions)
+    full_map = layout.draw(nodes, partitions)
     slow, waiting = mounts.between(now - SLOW_WINDOW, now, now=now), _waiting(user)
     rack = plain(request.GET.get("rack", ""))[:64]
-    shown = rack_map.draw_rack(full_map, rack) if rack else full_map
+    shown = layout.draw_rack(full_map, rack) if rack else full_map
     context = {
         "section": "cluster",
         "place": "map",
         "fragment": is_fragment(request),
         "now": now,
         "stale": stale_text(Reading.Part.NODES, now),
-        "headline": map_words.headline(full_map, slow, waiting, now),
-        "facts": [(*fact, _address(where)) for *fact, where in map_words.facts(full_map, waiting)],
+        "headline": words.headline(full_map, slow, waiting, now),
+        "facts": [(*fact, _address(where)) for *fact, where in words.facts(full_map, waiting)],
         "nodes": len(nodes),
         "gpus": full_map.gpus,
         "map": shown,
@@ -60,7 +60,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "more_owners": len(shown.owners) - MAX_OWNERS,
         "slow": [(event, event.text(now)) for event in slow],
         "ramp": range(9),
-        "heat": (rack_map.LOW_C, rack_map.HIGH_C),
+        "heat": (layout.LOW_C, layout.HIGH_C),
         "read": Reading.objects.filter(part=Reading.Part.NODES).values_list("read_at", flat=True).first(),
     }
     template = "nodes/_cluster.html" if is_fragment(request) else "nodes/cluster.html"
@@ -76,11 +76,11 @@ def gpu(request: HttpRequest, name: str, index: int) -> HttpResponse:
     device = next((device for device in found.devices if device.index == index), None) if found else None
     if found is None or device is None:
         raise Http404(f"There is no GPU {index} on {name}.")
-    cell = rack_map.cell_of(device, found)
+    cell = layout.cell_of(device, found)
     context = {
         "node": found,
         "cell": cell,
-        "word": rack_map.WORDS[cell.state],
+        "word": layout.WORDS[cell.state],
         "reported": _agent_values(user, found.name, device.pk),
     }
     return render(request, "nodes/_gpu_card.html", context)
@@ -95,10 +95,10 @@ def _agent_values(user: User, node: str, gpu_id: int | None) -> dict[str, Any] |
     return next((shape for shape in gpu_shapes(user, agent) if shape["uuid"] == uuid), None)
 
 
-def _waiting(user: User) -> map_words.PendingDemand:
+def _waiting(user: User) -> words.PendingDemand:
     rows = visibility.visible_queue(user).filter(state="pending").order_by()
     totals = rows.aggregate(jobs=Sum("tasks"), gpus=Sum(F("gpus") * F("tasks")))
-    return map_words.PendingDemand(totals["jobs"] or 0, totals["gpus"] or 0)
+    return words.PendingDemand(totals["jobs"] or 0, totals["gpus"] or 0)
 
 
 def _chosen_view(request: HttpRequest) -> str:

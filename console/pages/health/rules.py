@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from console.pages import forms
-from console.pages.health import GLYPHS
+from console.pages.health.page import GLYPHS
 from nodes.cluster.drain import MAX_REASON
 from nodes.health.rules.duration import write_duration
 from nodes.health.rules.rule import SEVERITIES, Rule

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from console.pages.health import EntryRow
+from console.pages.health.page import EntryRow
 from nodes.health.rules.rule import SEVERITIES
 from nodes.models import HealthEntry
 from nodes.monitoring.site_rules import rules_in_force

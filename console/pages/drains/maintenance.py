@@ -12,7 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST
 
 from console.pages import forms
-from console.pages.cluster import scheduler_name
+from console.pages.freshness import scheduler_name
 from nodes.cluster import sync
 from nodes.drains import host_expression, maintenance
 from nodes.drains.bulk import UnknownNodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.pages.free_slots import free_now
+from console.pages.nodes.free_slots import free_now
 from nodes.models import Node
 
 

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from console.pages import rack_temperatures
+from console.pages.cluster_map import rack_temperatures
 from nodes.cluster import racks
 from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, Node, RackPlace

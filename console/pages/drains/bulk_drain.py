@@ -7,7 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_http_methods
 
-from console.pages.bulk_form import BulkForm, show_outcomes
+from console.pages.drains.bulk_form import BulkForm, show_outcomes
 from nodes.drains import bulk
 from nodes.drains.bulk import DrainPreview
 from portal.access import sysadmin_of

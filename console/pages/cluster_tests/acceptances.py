@@ -14,7 +14,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from console.pages.burnins import DURATIONS, BurnInForm
+from console.pages.cluster_tests.burnins import DURATIONS, BurnInForm
 from console.pages.requests import is_fragment, vary_on_fragment
 from jobs.acceptances import start as acceptances
 from jobs.burnins import report
