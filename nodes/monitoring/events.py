@@ -18,6 +18,7 @@ from nodes.health.engine import Repair
 from nodes.health.progress import Observation, Subject
 from nodes.health.rules.condition import FieldValue
 from nodes.health.rules.rule import Rule
+from nodes.health.xid_severity import xid_codes
 from nodes.models import Holding, NodeEvent
 from vigil_core import untrusted
 
@@ -41,13 +42,7 @@ _FATAL = re.compile(r"(?<!non)(?<!non-)fatal", re.IGNORECASE)
 
 def listed_xids(rules: Iterable[Rule]) -> frozenset[int]:
     """Return the Xids that one of these rules names."""
-    codes: set[int] = set()
-    for rule in rules:
-        for trigger in rule.triggers:
-            condition = trigger.where.get("code")
-            if trigger.signal.name == "xid" and condition is not None and isinstance(condition.operand, tuple):
-                codes |= {code for code in condition.operand if isinstance(code, int)}
-    return frozenset(codes)
+    return frozenset[int]().union(*(xid_codes(trigger) for rule in rules for trigger in rule.triggers))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from gpus.xids import Severity, severity
 from nodes.health import temperature
+from nodes.health.rules.rule import SEVERITIES, Severity
+from nodes.health.xid_severity import xid_severity
 from nodes.presenting.events import ECHO, meaning
 from vigil_core import formatting
 
@@ -48,8 +49,8 @@ class DriverError:
     @property
     def severity(self) -> Severity:
         if self.kind == "xid":
-            return severity(self.code)
-        return Severity.FATAL if self.is_fatal else Severity.NOTE
+            return xid_severity(self.code)
+        return "fatal" if self.is_fatal else "info"
 
     @property
     def name(self) -> str:
@@ -142,7 +143,7 @@ def _xids(facts: NodeHeadline) -> Iterator[str]:
     meaning_text = [xid for xid in facts.xids if xid.kind != "xid" or xid.code != ECHO] or facts.xids
     if not meaning_text:
         return
-    worst = max(meaning_text, key=lambda xid: (xid.severity, xid.at))
+    worst = max(meaning_text, key=lambda xid: (SEVERITIES.index(xid.severity), xid.at))
     where = "" if worst.gpu is None else f" on GPU {worst.gpu}"
     words = meaning(worst.code) if worst.kind == "xid" else "a fatal NVSwitch error" if worst.is_fatal else ""
     what = f": {words}" if words else ""

@@ -9,7 +9,7 @@ from datetime import datetime
 from django.db.models import Sum
 from django.utils import timezone
 
-from gpus import xids
+from nodes.health.xid_severity import is_critical_xid
 from nodes.models import Agent, Gpu, Holding, Node, NodeEvent, QueuedJob, Reading
 from vigil_core.exposition import Family, Value
 
@@ -21,7 +21,6 @@ _GPU_GAUGES: dict[str, tuple[str, float, str]] = {
     "vigil_gpu_temperature_celsius": ("temperature_c", 1, "Temperature of the GPU."),
     "vigil_gpu_power_watts": ("watts", 1, "Power drawn."),
 }
-CRITICAL = xids.FATAL_XIDS | xids.CRITICAL_XIDS
 Samples = list[tuple[tuple[str, ...], Value]]
 
 
@@ -107,7 +106,7 @@ def _driver_errors() -> Iterator[Family]:
     for agent, gpu, code, count in by_gpu:
         of_gpu = gpus.get(gpu) or (nodes[agent], "", "")
         by_code[*of_gpu, str(code)] += count
-        critical[of_gpu] += count if code in CRITICAL else 0
+        critical[of_gpu] += count if is_critical_xid(code) else 0
     with_gpus = {node for node, *_ in gpus.values()}
     switches: Counter[tuple[str, ...]] = Counter({(node, fatal): 0 for node in with_gpus for fatal in ("no", "yes")})
     by_node = events.filter(kind="sxid").values_list("agent", "data__fatal").annotate(Sum("count"))

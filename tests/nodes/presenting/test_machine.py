@@ -67,6 +67,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "Xid 79 on GPU 2, 5 h ago: GPU fell off the bus; 41 more in 6 h.",
     ),
     (
+        {"xids": [Xid(161, 0, NOW), Xid(119, 1, NOW - timedelta(hours=1))]},
+        "Xid 119 on GPU 1, 1 h ago: GPU system processor (GSP) does not respond; 1 more in 6 h.",
+    ),
+    (
         {"xids": [Xid(119, 0, NOW), Xid(20034, None, NOW - timedelta(hours=1), kind="sxid", is_fatal=True)]},
         "SXid 20034, 1 h ago: a fatal NVSwitch error; 1 more in 6 h.",
     ),
