@@ -113,7 +113,6 @@ class HealthEntry(models.Model):
         max_length=200, blank=True, default="",
         help_text="What equal findings on many nodes have in common: the versions below a minimum.",
     )  # fmt: skip
-    cause = models.CharField(max_length=64, blank=True)  # unused, for workers of the release before
     state = models.CharField(max_length=16, choices=EntryState.choices, default=EntryState.WATCHING)
     severity = models.CharField(max_length=16)
     action = models.CharField(max_length=16)

@@ -12,9 +12,6 @@ class NodeThermals(models.Model):
 
     agent = models.OneToOneField(Agent, models.CASCADE, related_name="thermals")
     gpus = models.JSONField(default=dict)
-    # Unused, for workers of the release before.
-    estimated_c = models.FloatField(null=True, help_text="Inlet, estimated; null: its GPUs are not steady.")
-    measured_c = models.FloatField(null=True, help_text="Inlet by its BMC; null: the agent does not read it.")
     updated_at = models.DateTimeField()
 
     def __str__(self) -> str:
@@ -28,7 +25,6 @@ class RackTemperature(models.Model):
     hour = models.DateTimeField()
     sum_c = models.FloatField(default=0.0)
     count = models.PositiveIntegerField(default=0)
-    max_c = models.FloatField(default=0.0)  # unused, for workers of the release before
     is_estimate = models.BooleanField(default=True)
     nodes = models.PositiveIntegerField(default=0, help_text="Nodes in the rack, whether they reported or not.")
 
