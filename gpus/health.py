@@ -1,6 +1,9 @@
-"""Judge a GPU by its slow counters: one list of rules for the agent's `check`, pages, metrics and notifications.
+"""Judge a GPU by its slow counters alone: for the agent's `check`, and for the marks and sentences of GPUs on pages.
 
-A rule fires on a state that only a reset, a reboot or a replacement ends. Sources: NVIDIA's "GPU Memory Error
+What is done about a GPU is decided by the health rules, which know its history, too: nodes/health/catalogue/gpu.toml
+has rules for the same states, and `driver-wants-reset` of xid.toml. Agents cannot read those; keep both in step.
+
+A rule here fires on a state that only a reset, a reboot or a replacement ends. Sources: NVIDIA's "GPU Memory Error
 Management" (row remapping) and "GPU Debug Guidelines" (recovery action, NVML field 230); DCGM's health watch for memory
 and Meta's gcm, which both fail a GPU on its first uncorrectable error.
 """
