@@ -11,7 +11,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.pages import docs
 from diagnosis import runbook
 from diagnosis.causes import CAUSES, Cause
-from jobs.gathering import runbooks
+from jobs.postmortem import runbooks
 from portal.access import CLUSTER, can, sysadmin_of, user_of
 from portal.markdown import render as render_markdown
 from portal.models import SiteRunbook

@@ -9,7 +9,7 @@ from ninja import Router, Schema
 from pydantic import Field
 
 from diagnosis.causes import CAUSES
-from jobs.gathering import runbooks
+from jobs.postmortem import runbooks
 from portal.http.api import ApiRequest
 from portal.http.openapi import described
 from portal.http.problems import Problem
