@@ -1,7 +1,8 @@
 """Advance burn-ins by one step a tick. The state is in the database, and every step may be repeated after a crash.
 
     waiting     reserve the nodes; wait until no job runs on them
-    starting    undrain them inside the reservation, where others stay out; submit the tests
+    starting    undrain them inside the reservation, where others stay out, made again if somebody deleted it;
+                submit the tests
     running     store results as they are made, until the scheduler reports the end; then judge
     returning   drain what failed, leave in service what passed, drain again what was drained and has no verdict;
                 remove the reservation last, so that no job starts in between
@@ -127,10 +128,7 @@ class _Step:
             _end_early(self.burn_in, problem)
             return
         if self.burn_in.reserved_at is None:
-            names = [node.name for node in nodes]
-            longest = plan.time_limit_s(self.burn_in.seconds, len(names))
-            seconds = longest + int(WAIT_FOR_JOBS.total_seconds())
-            self.scheduler.reserve(self.burn_in.reservation, names, seconds=seconds)
+            self._reserve()
             self._set(reserved_at=timezone.now(), detail="Waits for the scheduler to report its nodes.", tried_at=None)
             sync.hurry(Reading.Part.NODES)
         elif sync.nodes_read_since(self.burn_in.reserved_at):
@@ -139,6 +137,20 @@ class _Step:
                 self._set_detail(f"Waits for jobs on {formatting.listed(busy[:8])} to end.")
             else:
                 self._move(State.STARTING, detail="")
+
+    def _reserve(self) -> str:
+        """Reserve the nodes unless they are reserved, and return the reservation's name."""
+        name, names = self._reservation(), submission.names(self.burn_in)
+        longest = plan.time_limit_s(self.burn_in.seconds, len(names))
+        self.scheduler.reserve(name, names, seconds=longest + int(WAIT_FOR_JOBS.total_seconds()))
+        return name
+
+    def _reservation(self) -> str:
+        """Return the reservation's name; earlier versions reserved the same nodes under one without the time."""
+        earlier, names = f"vigil_burnin_{self.burn_in.pk}", set(submission.names(self.burn_in))
+        listed = self.scheduler.reservations()
+        is_earlier = any(found.name == earlier and set(found.nodes) == names for found in listed)
+        return earlier if is_earlier else self.burn_in.reservation
 
     def _nodes(self) -> list[Node]:
         return list(Node.objects.filter(name__in=submission.names(self.burn_in)).order_by("name"))
@@ -178,7 +190,8 @@ class _Step:
         if problem := self._obstacle_after_undrain():
             _end_early(self.burn_in, problem)
             return
-        request = submission.submission(self.burn_in, submission.prepare(self.burn_in))
+        reservation = self._reserve()
+        request = submission.submission(self.burn_in, submission.prepare(self.burn_in), reservation)
         if not submission.claim(self.burn_in):
             self._set_detail("Waits until it is known whether the scheduler accepted the tests.")
             return
@@ -214,6 +227,7 @@ class _Step:
         if node.reason != row.earlier_reason:
             _end_early(self.burn_in, f"{row.node} has another reason to be drained by now: {node.reason}")
             return None
+        self._reserve()  # somebody may have deleted the reservation meanwhile, and others' jobs would start
         try:
             with transaction.atomic():
                 order = drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=BURN_IN)
@@ -308,7 +322,7 @@ class _Step:
             existing_id = self.scheduler.find(self.burn_in.key, user=sync.service_user())
             if existing_id is not None:  # submitted just before the worker was killed
                 self.scheduler.cancel(existing_id, user=sync.service_user())
-        self.scheduler.unreserve(self.burn_in.reservation)
+        self.scheduler.unreserve(self._reservation())
         sync.hurry(Reading.Part.RESERVATIONS)
         sync.hurry(Reading.Part.NODES)
         returning.finish(self.burn_in)

@@ -38,7 +38,7 @@ def prepare(burn_in: BurnIn) -> Path:
     return root
 
 
-def submission(burn_in: BurnIn, root: Path) -> Submission:
+def submission(burn_in: BurnIn, root: Path, reservation: str) -> Submission:
     """Return the request for whole nodes, inside the reservation.
 
     Nodes with different numbers of GPUs are requested without any: `exclusive` brings all that each node has, and the
@@ -61,7 +61,7 @@ def submission(burn_in: BurnIn, root: Path) -> Submission:
         grace_s=GRACE_S,
         environment={"VIGIL_SUBMISSION": burn_in.key},
         partition=_partition(nodes),
-        reservation=burn_in.reservation,
+        reservation=reservation,
         exclusive=True,
         required_nodes=tuple(node.name for node in nodes),
     )

@@ -88,7 +88,8 @@ class BurnIn(models.Model):
     @property
     def reservation(self) -> str:
         """Return the reservation's name in the scheduler."""
-        return f"vigil_burnin_{self.pk}"
+        # The time makes it unique: another portal, or a restored database, may give a number a second time.
+        return f"vigil_burnin_{self.pk}_{int(self.requested_at.timestamp())}"
 
 
 class BurnInNode(models.Model):

@@ -44,7 +44,7 @@ def test_a_node_that_passes_stays_in_service(cluster: SimulatedCluster) -> None:
     assert not cluster.lab.scheduler.reserved
     request = cluster.lab.scheduler.submissions[0]
     assert (request.required_nodes, request.reservation, request.gpus_per_node, request.exclusive) == (
-        ("dgx-01",), f"vigil_burnin_{cluster.burn_in.pk}", 2, True,
+        ("dgx-01",), cluster.burn_in.reservation, 2, True,
     )  # fmt: skip
     golden = {
         (row.test, row.kind): (row.model, row.driver, row.values, row.count) for row in GoldenRecord.objects.all()
@@ -77,7 +77,7 @@ def test_a_node_that_a_rule_drained_returns_and_its_entry_is_cleared(cluster: Si
     cluster.start()
     cluster.until_running()
     order = [part for part in cluster.lab.scheduler.requests if part in ("reserve", "undrain")]
-    assert order == ["reserve", "undrain"], "others stay out because of the reservation"
+    assert order.index("reserve") < order.index("undrain"), "others stay out because of the reservation"
     assert cluster.lab.scheduler.reserved
     cluster.write(good_lines())
     cluster.end_job()
