@@ -30,8 +30,11 @@ def start(user: User, project: str, partition: str, faults: Collection[str] = ()
     chosen = _project(user, project)
     if unknown := sorted(set(faults) - set(FAULTS)):
         raise InvalidGameDay(f"There is no fault {unknown[0]}. There are: {formatting.listed(list(FAULTS))}.")
-    if partition and not Partition.objects.reported().filter(name=partition).exists():
-        known = list(Partition.objects.reported().order_by("name").values_list("name", flat=True)[:10])
+    reported = Partition.objects.reported()
+    # By its name: game days on the default partition, named or not, exclude and are compared to each other.
+    partition = partition or reported.filter(is_default=True).values_list("name", flat=True).first() or ""
+    if partition and not reported.filter(name=partition).exists():
+        known = list(reported.order_by("name").values_list("name", flat=True)[:10])
         raise InvalidGameDay(f"There is no partition {partition}. There are: {formatting.listed(known)}.")
     needs_job = any(not FAULTS[name].is_node_fault for name in faults)
     try:
