@@ -66,6 +66,7 @@ def _page(
         "section": "cluster",
         "place": "gameday",
         "chosen": chosen,
+        "is_own_page": game_day_id is not None,  # elsewhere the newest is shown: another one at each refresh
         "reports": [(GLYPHS[report.drill.state], report) for report in reports],
         "upgrades": upgrades_since(chosen) if chosen and not chosen.is_active else [],
         "software": list(dict.fromkeys(report.software for report in reports if report.software)),
