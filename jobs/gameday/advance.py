@@ -7,10 +7,9 @@ the drill's own key, and results are written where the drill still runs.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from datetime import timedelta
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from jobs.errors import JobError
@@ -21,7 +20,7 @@ from jobs.gameday.leftovers import clear_leftovers
 from jobs.gameday.results import store
 from jobs.gameday.submission import submit_drill
 from jobs.models import Drill, GameDay, Job
-from jobs.submitting.submit import cancel as cancel_job
+from portal import database
 from vigil_core import formatting
 
 logger = logging.getLogger(__name__)
@@ -76,15 +75,24 @@ def _follow(game_day: GameDay, drill: Drill) -> None:
         store(drill, State.FAILED, "Its job was deleted.")
     elif _has_ended(job):
         drill.game_day = game_day
-        judge(drill)
-        store(drill, State(drill.state), drill.detail)
+        _judge(drill)
     elif game_day.cancel_requested_at is not None:
-        _cancel(game_day, job)
-        store(drill, State.NOT_TRIED, "Cancelled.")
+        _give_up(game_day, drill, job, State.NOT_TRIED, "Cancelled.")
     elif drill.submitted_at is not None and timezone.now() - drill.submitted_at > MAX_JOB_DRILL_DURATION:
-        _cancel(game_day, job)
         limit = formatting.duration(MAX_JOB_DRILL_DURATION.total_seconds())
-        store(drill, State.FAILED, f"It had not ended after {limit}.")
+        _give_up(game_day, drill, job, State.FAILED, f"It had not ended after {limit}.")
+
+
+def _judge(drill: Drill) -> None:
+    try:
+        judge(drill)
+    except database.ERRORS:
+        raise
+    except Exception:  # it would fail in every tick, and the game day would never end
+        logger.exception("%s cannot be judged", drill)
+        store(drill, State.FAILED, "Its results cannot be read: see the worker's log.")
+    else:
+        store(drill, State(drill.state), drill.detail)
 
 
 def _has_ended(job: Job) -> bool:
@@ -93,10 +101,15 @@ def _has_ended(job: Job) -> bool:
     return latest is not None and latest.decided_at is not None and latest.closed_at is not None
 
 
-def _cancel(game_day: GameDay, job: Job) -> None:
-    if game_day.started_by is not None:
-        with suppress(JobError):  # it has just ended, or its owner may no longer do this
-            cancel_job(game_day.started_by, job, may_kill=False)
+def _give_up(game_day: GameDay, drill: Drill, job: Job, state: Drill.DrillState, why: str) -> None:
+    """Cancel the drill's job, then end the drill. The job is the portal's, so its owner needs no permission for that.
+
+    An attempt that the follower creates at the same moment is cancelled in the next tick.
+    """
+    unfinished = job.attempts.filter(Q(ended_at=None) | Q(decided_at=None), cancel_asked_at=None)
+    unfinished.update(cancel_asked_at=timezone.now(), cancel_asked_by=game_day.started_by)
+    if not unfinished.exists():
+        store(drill, state, why)
 
 
 def _end(game_day: GameDay, problem: str) -> None:

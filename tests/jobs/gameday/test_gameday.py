@@ -11,13 +11,14 @@ import pytest
 from django.utils import timezone
 
 from console.pages.cluster_tests import gameday
+from jobs.errors import Conflict
 from jobs.failures import counting
 from jobs.gameday import start as game_days
 from jobs.gameday.advance import MAX_JOB_DRILL_DURATION, advance
 from jobs.gameday.faults import FAULTS
 from jobs.models import Attempt, Diagnosis, Drill, Failure, GameDay, Incident, Job
 from nodes.models import Partition
-from portal.models import AuditEntry, Membership, User
+from portal.models import AuditEntry, Chunk, Membership, User
 from tests.lab import a_project, bearer, person, signed_in
 from tests.portal.series import write
 
@@ -163,6 +164,39 @@ def test_it_ends_though_the_person_who_started_it_was_deactivated(game_day: Game
     assert (drill(game_day, "none").state, game_day.is_active) == ("failed", False)
 
 
+def test_a_drill_that_cannot_be_judged_fails_and_the_rest_goes_on(game_day: GameDay) -> None:
+    undisturbed(game_day)
+    job, planted_at = drill(game_day, "kill").job, timezone.now().timestamp()
+    assert job is not None
+    failed(finish(job, planted_at=planted_at), "unknown", after_s=2.5, planted_at=planted_at)
+    second = finish(job, number=2, state="completed", training_at=planted_at + 9.0)
+    write("loss", (0, LOSSES), owner=("attempt", second.pk))
+    Chunk.objects.update(data=b"\xff")
+    advance()
+    found = drill(game_day, "kill")
+    assert (found.state, found.detail) == ("failed", "Its results cannot be read: see the worker's log.")
+    advance()
+    assert game_day.drills.get(state="running").position == found.position + 1
+
+
+def test_its_job_is_cancelled_though_the_person_who_started_it_may_no_longer_do_that(
+    game_day: GameDay, ops: User
+) -> None:
+    advance()
+    GameDay.objects.update(started_by=None, cancel_requested_at=timezone.now())
+    Membership.objects.filter(user=ops).delete()
+    advance()
+    assert Attempt.objects.get().cancel_asked_at is not None
+    assert (drill(game_day, "none").state, drill(game_day, "none").detail) == ("not tried", "Cancelled.")
+
+
+def test_the_default_partition_is_one_with_and_without_its_name(ops: User) -> None:
+    Partition.objects.create(name="gpu", is_default=True)
+    assert game_days.start(ops, "canaries", "").partition == "gpu"
+    with pytest.raises(Conflict, match="a game day runs on gpu already"):
+        game_days.start(ops, "canaries", "gpu")
+
+
 def test_a_refused_job_ends_it_and_explains_why(game_day: GameDay, ops: User) -> None:
     Membership.objects.filter(user=ops).delete()
     User.objects.filter(pk=ops.pk).update(is_superuser=False)
@@ -233,6 +267,16 @@ class TestDoors:
         cursor = re.search(r'\?after=([^"]+)"', first)
         assert cursor
         assert f'href="/gameday/{rows[0].pk}"' in signed_in(ops).get(f"/gameday?after={cursor[1]}").text
+
+    def test_only_the_page_of_a_game_day_has_the_dialog_that_cancels_it(self, game_day: GameDay, ops: User) -> None:
+        action, opens = f'action="/gameday/{game_day.pk}/cancel"', 'data-target="cancel"'
+        page = signed_in(ops).get(f"/gameday/{game_day.pk}").text
+        assert action in page
+        assert opens in page
+        newest = signed_in(ops).get("/gameday").text  # another one may be the newest when it is next refreshed
+        assert action not in newest
+        assert opens not in newest
+        assert f'<a class="button" href="/gameday/{game_day.pk}">Open to cancel</a>' in newest
 
     def test_an_empty_page_explains_what_to_do(self, ops: User) -> None:
         assert "vigil gameday --partition canary" in signed_in(ops).get("/gameday").content.decode()
