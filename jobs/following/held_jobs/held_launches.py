@@ -18,17 +18,19 @@ MAX_PER_TICK = 100  # a node whose prolog fails may hold a whole queue within mi
 
 
 def notify_people() -> None:
-    """Raise a notice for each such job, once, and withdraw those of jobs that were released or have ended."""
+    """Raise notices for each such job, once, and withdraw those of jobs that were released or have ended.
+
+    Of many jobs only so many a tick: the next ticks do the rest.
+    """
     waiting = Attempt.objects.alive().confirmed().filter(state=Attempt.State.PENDING)
-    held = list(waiting.filter(reason__startswith=LAUNCH_FAILED).with_job().order_by("pk")[:MAX_PER_TICK])
+    held = list(waiting.filter(reason__startswith=LAUNCH_FAILED).order_by("pk").values_list("pk", flat=True))
     standing = set(Notice.objects.active().filter(kind__in=(OWNER, SITE)).values_list("key", flat=True))
-    keys = {kind: [f"{kind}:{attempt.pk}" for attempt in held] for kind in (OWNER, SITE)}
-    for attempt in held:
-        if f"{SITE}:{attempt.pk}" not in standing:
-            _raise(attempt)
-    if standing - {key for of_kind in keys.values() for key in of_kind}:
-        for kind, still in keys.items():
-            notify.withdraw_missing(kind, still)
+    new = [pk for pk in held if f"{SITE}:{pk}" not in standing][:MAX_PER_TICK]
+    for attempt in Attempt.objects.filter(pk__in=new).with_job().order_by("pk"):
+        _raise(attempt)
+    gone = standing - {f"{kind}:{pk}" for kind in (OWNER, SITE) for pk in held}
+    for key in sorted(gone)[: 2 * MAX_PER_TICK]:
+        notify.withdraw(key)
 
 
 def _raise(attempt: Attempt) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from django.utils import timezone
 
+from jobs.following.held_jobs import held_launches
 from jobs.models import Attempt, Job
 from nodes.cluster import sync
 from nodes.schedulers.base import NodeStatus
@@ -43,6 +45,31 @@ def test_its_owner_and_sysadmins_are_notified_once(
     scheduler.update_job("101", reason="Resources")
     tick()
     assert not Notice.objects.active().exists(), "it was released"
+
+
+def test_notices_of_more_jobs_than_a_tick_raises_stand_until_they_are_released(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_launches, "MAX_PER_TICK", 2)
+    copies = [Job.objects.create(project=job.project, owner=job.owner, name=f"held-{n}", spec={}) for n in range(4)]
+    pending = {"state": "pending", "scheduler_id": "102", "submitted_at": timezone.now()}
+    attempts = [Attempt.objects.create(job=copy, number=1, **pending) for copy in copies]
+    waits, *held = attempts
+    Attempt.objects.filter(pk__in=[attempt.pk for attempt in held]).update(reason=REASON)
+    sites = Notice.objects.active().filter(kind="job.held.site")
+    held_launches.notify_people()
+    assert sites.count() == 2
+    held_launches.notify_people()
+    assert sites.count() == 3
+    raised = set(sites.values_list("key", "raised_at"))
+    Attempt.objects.filter(pk=waits.pk).update(reason=REASON)
+    for _ in range(2):
+        held_launches.notify_people()
+    assert sites.count() == 4
+    assert raised < set(sites.values_list("key", "raised_at")), "they were neither withdrawn nor sent again"
+    Attempt.objects.filter(pk=held[0].pk).update(reason="Resources")
+    held_launches.notify_people()
+    assert sites.count() == 3
 
 
 def test_its_page_and_why_explain_what_to_do(
