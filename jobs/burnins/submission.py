@@ -9,8 +9,10 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs.disk import environments, rundir, sharing
+from jobs import environments
+from jobs.disk import rundir, sharing
 from jobs.disk.burnin_batch import BurnInBatch
+from jobs.disk.job_batch import START
 from nodes.burnin import plan
 from nodes.cluster import sync
 from nodes.models import BurnIn, Node
@@ -93,7 +95,7 @@ def _batch(burn_in: BurnIn, root: Path) -> BurnInBatch:
     environment = environments.site_environment()
     return BurnInBatch(
         run=root,
-        start=environments.START,
+        start=START,
         lead=GRACE_S,
         python=environment.python or (environments.IN_CONDA if environment.conda else settings.VIGIL_JOB_PYTHON),
         modules=tuple(environment.modules or ()),

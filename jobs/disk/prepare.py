@@ -14,9 +14,10 @@ import tomlkit
 from django.conf import settings
 from django.utils import timezone
 
-from jobs import blamed_nodes, checkpoints
-from jobs.disk import environments, pins, rundir, sharing, trust, upload
+from jobs import blamed_nodes, checkpoints, code_permission, environments
+from jobs.disk import pins, rundir, sharing, upload
 from jobs.disk.batch import array_text
+from jobs.disk.job_batch import job_batch
 from jobs.disk.missing import RunDirectoryMissing
 from jobs.errors import Refused
 from jobs.models import Attempt, CadenceOrder, Job, Sweep
@@ -34,7 +35,7 @@ def prepare(attempt: Attempt) -> Path:
     """
     job = attempt.job
     requested = JobSpec.parse(job.spec)
-    trust.check(job.owner, requested)
+    code_permission.check(job.owner, requested)
     root = _directory_of(job)
     sharing.share(root, sync.unix_user(attempt.scheduler_user))
     spec = _with_halved_learning_rate(
@@ -61,9 +62,9 @@ def _environment_texts(attempt: Attempt, spec: JobSpec, root: Path) -> dict[str,
         spec,
         environments.variables(environment),
         mtbf_hours=mtbf.hours_between_failures(spec.resources.max_nodes, partition=spec.resources.partition),
-        data_roots=trust.roots_of(attempt.job.owner),
+        data_roots=code_permission.roots_of(attempt.job.owner),
     )
-    batch = environments.batch(spec, environment, root, lead=grace_of(attempt))
+    batch = job_batch(spec, environment, root, lead=grace_of(attempt))
     return {"run.toml": run, "batch.sh": batch.text()}
 
 

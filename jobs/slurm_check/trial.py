@@ -18,7 +18,9 @@ from typing import Any
 
 from django.db import DatabaseError
 
-from jobs.disk import environments, rundir, sharing, trash
+from jobs import environments
+from jobs.disk import rundir, sharing, trash
+from jobs.disk.job_batch import START, job_batch
 from jobs.errors import JobError
 from jobs.slurm_check.checked_site import CheckedSite, Submitter
 from jobs.slurm_check.finding import CheckFinding, failed, from_exception, ok, skip, warn
@@ -31,7 +33,7 @@ from nodes.schedulers.cluster import PartitionInfo
 from nodes.schedulers.launch import LAUNCH_FAILED
 from portal.models import Project
 
-PROBE = environments.START.with_name("probe.py")
+PROBE = START.with_name("probe.py")
 LIMIT_S = 300
 PATIENCE_S = 120.0
 EVERY_S = 1.0
@@ -153,7 +155,7 @@ def _submit(
         token = {"attempt": 0, "url": site.report_url, "token": f"vga_{secrets.token_urlsafe(32)}"}
         rundir.write(root / "portal" / "token", json.dumps(token), mode=0o600)
         rundir.write(root / "portal" / "check.json", json.dumps(probe_options))
-        batch = replace(environments.batch(spec, _environment(spec), root, lead=STOP_SECONDS), start=PROBE)
+        batch = replace(job_batch(spec, _environment(spec), root, lead=STOP_SECONDS), start=PROBE)
         rundir.write(root / "portal" / "batch.sh", batch.text(), mode=0o750)
         scheduler_id = site.scheduler.submit(_submission(spec, who, root, limit))
     except BaseException:

@@ -2,7 +2,7 @@
 
 Most are data: numbers and words that Vigil's own trainer reads. Some name a path, which that user opens. Some choose or
 load code, which that user runs. Where all jobs run as the portal's own user, the latter are not for everybody
-(jobs.disk.trust). A field without a row here counts as code, and a test walks the schema for such fields.
+(jobs.code_permission). A field without a row here counts as code, and a test walks the schema for such fields.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from datetime import timedelta
 from django.conf import settings
 from django.utils import timezone
 
-from jobs.disk import environments, trust, upload
+from jobs import code_permission, environments
+from jobs.disk import upload
 from jobs.errors import Problem, Refused, SpecError
 from jobs.following.submission import dependencies
 from jobs.spec import JobSpec
@@ -31,7 +32,7 @@ def check(
     """
     project = project_of(user, spec)
     for job_spec in (spec, *others):
-        trust.check_program(user, job_spec)
+        code_permission.check_program(user, job_spec)
     check_slurm_user(user)
     code_problems = [] if dry and code is not None else _code_problems((spec, *others), code)
     problems = site_problems(user, spec, project, others=others)
@@ -50,7 +51,9 @@ def site_problems(
     `others`: the other specs of a sweep, which request the same resources and differ in what they train.
     """
     specs = (spec, *others)
-    problems = list(dict.fromkeys(problem for job_spec in specs for problem in trust.problems(user, job_spec)))
+    problems = list(
+        dict.fromkeys(problem for job_spec in specs for problem in code_permission.problems(user, job_spec))
+    )
     problems += [
         *capacity_problems(spec),
         *names.problems(spec),

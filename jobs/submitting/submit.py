@@ -13,8 +13,8 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from jobs import checkpoints
-from jobs.disk import pins, trust
+from jobs import checkpoints, code_permission
+from jobs.disk import pins
 from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict, Refused, SpecError
 from jobs.following.decisions.next_attempt import next_attempt
@@ -77,7 +77,7 @@ def resume(
     _may_change(user, job)
     if job.is_attached:
         raise Conflict(f"Not resumed. sbatch started #{job.pk}, not Vigil: submit its script to sbatch again.")
-    trust.check(user, JobSpec.parse(job.spec))
+    code_permission.check(user, JobSpec.parse(job.spec))
     route, body = f"jobs/{job.pk}/resume", sha256(f"{step} {steps} {generation or ''}".rstrip().encode()).hexdigest()
     with durable():
         if (earlier := answered(user, route, key, body)) is not None:

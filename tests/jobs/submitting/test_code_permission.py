@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.disk import rundir, trust
+from jobs import code_permission
+from jobs.disk import rundir
 from jobs.errors import SpecError
 from jobs.following.submission import handover
 from jobs.models import Attempt, Job
@@ -105,14 +106,14 @@ class TestUserOfJobs:
         for name, value in (("SCHEDULER", "slurm"), ("LOCAL_TRUST", "everyone"), ("LOCAL_USER", "nobody")):
             before = getattr(settings, f"VIGIL_{name}")
             setattr(settings, f"VIGIL_{name}", value)
-            assert not trust.problems(oskar, spec_of(**PYTHON))
-            assert trust.roots_of(oskar) is None
+            assert not code_permission.problems(oskar, spec_of(**PYTHON))
+            assert code_permission.roots_of(oskar) is None
             setattr(settings, f"VIGIL_{name}", before)
 
     @pytest.mark.parametrize("user", ["root", "portal"])
     def test_not_where_the_other_user_is_the_portals(self, oskar: User, settings: Any, user: str) -> None:
         settings.VIGIL_LOCAL_USER = "root" if user == "root" else pwd.getpwuid(os.geteuid()).pw_name
-        assert trust.problems(oskar, spec_of(**PYTHON))
+        assert code_permission.problems(oskar, spec_of(**PYTHON))
 
     @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
     def test_the_examples_are_for_researchers(self, oskar: User, example: Path) -> None:
