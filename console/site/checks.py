@@ -23,7 +23,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from jobs.disk import rundir, sharing
 from jobs.errors import SpecError
 from jobs.spec import restarts
-from nodes.monitoring import software
+from nodes import software_inventory
 from nodes.telemetry import exporters
 from portal.run import redis
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
@@ -151,7 +151,7 @@ def exporters_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
 @register(TAG)
 def minimum_versions_are_valid(app_configs: Sequence[AppConfig] | None, **_: Any) -> list[CheckMessage]:
     """Warn of minimum versions that cannot be read: the portal works, but ignores them."""
-    problem = software.site_minimums()[1]
+    problem = software_inventory.site_minimums()[1]
     if not problem:
         return []
     hint = "docs/reference/inventory.md describes the file. Until then only the minimums that ship with Vigil count."

@@ -31,7 +31,7 @@ from nodes.acceptance.history import ClauseHistory, read_histories
 from nodes.acceptance.versions import versions_clause
 from nodes.models import Acceptance, Agent, BurnIn, NodeEvent
 from nodes.monitoring.events import UNJUDGED
-from nodes.monitoring.software import minimums_in_force
+from nodes.software_inventory import minimums_in_force
 from portal.access import note
 from portal.audit import Change
 

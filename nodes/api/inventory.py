@@ -7,10 +7,10 @@ from typing import Any
 from ninja import Query, Router, Schema
 from pydantic import Field
 
+from nodes import software_inventory
 from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.minimums import MinimumVersion
 from nodes.inventory.software import NodeSoftware, Software
-from nodes.monitoring import software
 from portal.http.api import ApiRequest, PageQuery, Text
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
@@ -119,7 +119,7 @@ class NodeSoftwareQuery(PageQuery):
 )
 def inventory(request: ApiRequest) -> dict[str, Any]:
     """Group nodes by version, and name those that differ from nodes of the same partition and model of GPU."""
-    found, (minimums, problem) = software.recent_inventory(), software.site_minimums()
+    found, (minimums, problem) = software_inventory.recent_inventory(), software_inventory.site_minimums()
     return {
         "nodes": len(found.nodes),
         "items": [_group_shape(group) for group in found.groups[:MAX_SOFTWARE]],
@@ -134,11 +134,11 @@ def inventory(request: ApiRequest) -> dict[str, Any]:
 @router.get("/nodes", response=NodeSoftwareList, summary="Versions of software, node by node")
 def nodes(request: ApiRequest, query: Query[NodeSoftwareQuery]) -> dict[str, Any]:
     """List nodes by name with every version that their agent last reported."""
-    agents = software.reporting_agents().only("node", "facts")
+    agents = software_inventory.reporting_agents().only("node", "facts")
     if query.software or query.version:
-        agents = agents.filter(node__in=_matching(software.recent_inventory(), query))
+        agents = agents.filter(node__in=_matching(software_inventory.recent_inventory(), query))
     found = page(agents, SortOrder("node"), cursor=query.cursor, limit=query.limit)
-    return {"items": [_node_shape(node) for node in software.read_nodes(found.items)], "next": found.next}
+    return {"items": [_node_shape(node) for node in software_inventory.read_nodes(found.items)], "next": found.next}
 
 
 def _matching(inventory: Inventory, query: NodeSoftwareQuery) -> list[str]:

@@ -22,8 +22,8 @@ from nodes.models import Agent, Gpu, Node, NodeEvent, Reading
 from nodes.monitoring import assessments
 from nodes.monitoring.gpu_fields import counter_fields, sample_fields
 from nodes.monitoring.reported import host_values, listed, mounted, number, table
-from nodes.monitoring.software import minimums_in_force
 from nodes.scheduling import node_states
+from nodes.software_inventory import minimums_in_force
 from vigil_core import untrusted
 
 FRESH = timedelta(seconds=60)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodes.monitoring import software
+from nodes import software_inventory
 from portal.models import User
 from tests.lab import sysadmin
 from tests.nodes.remediation.cluster import Lab
@@ -15,7 +15,7 @@ from tests.nodes.remediation.cluster import Lab
 @pytest.fixture(autouse=True)
 def _inventory_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the cache of the inventory, which would carry over between tests."""
-    monkeypatch.setattr(software, "CACHE_S", 1e-9)
+    monkeypatch.setattr(software_inventory, "CACHE_S", 1e-9)
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from console.demo import cluster, failures, lab, telemetry
 from console.demo.scenarios import LIVE, NODES, PROJECTS, STORIES
 from jobs import lease, rounds
 from jobs.models import Attempt, Checkpoint, Failure, Job
+from nodes import software_inventory
 from nodes.cluster import sync
 from nodes.drains import overview
 from nodes.drains.reasons import DrainHolder
 from nodes.models import Agent, BurnInNode, Gpu, GpuUse, HealthEntry, Node, NodeEvent, NodeOrder
-from nodes.monitoring import metrics, software
+from nodes.monitoring import metrics
 from nodes.remediation.notices import notify_sysadmins
 from nodes.tasks import health as health_task
 from nodes.telemetry import enrolment, read
@@ -68,7 +69,7 @@ class TestLab:
         drained = {row.node.name: row.holder for row in overview.described(overview.out_of_service())}
         assert drained == {"dgx-03": DrainHolder.RULE, "dgx-06": DrainHolder.PERSON}
         assert set(BurnInNode.objects.values_list("verdict", flat=True)) == {"passed", "failed"}
-        inventory = software.read_inventory()
+        inventory = software_inventory.read_inventory()
         assert {finding.node for finding in inventory.findings} == {telemetry.OLD_DRIVER[0]}
         notify_sysadmins()
         assert not Notice.objects.filter(kind="hardware.state").exists()

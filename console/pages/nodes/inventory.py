@@ -11,10 +11,10 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from console.pages.requests import is_fragment, vary_on_fragment
+from nodes import software_inventory
 from nodes.inventory.comparison import Inventory, MixedVersions, SoftwareGroup, VersionFinding, VersionGroup
 from nodes.inventory.software import Software
 from nodes.models import Agent, Node
-from nodes.monitoring import software
 from vigil_core import formatting
 
 MAX_FINDINGS = 100
@@ -87,7 +87,7 @@ class MixedRow:
 @login_required
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
-    found, (minimums, problem) = software.recent_inventory(), software.site_minimums()
+    found, (minimums, problem) = software_inventory.recent_inventory(), software_inventory.site_minimums()
     context = {
         "section": "cluster",
         "place": "inventory",

@@ -12,8 +12,8 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from nodes import software_inventory
 from nodes.models import Agent, Node
-from nodes.monitoring import software
 from portal.models import User
 from tests.nodes.telemetry.reporting import Machine
 
@@ -49,7 +49,7 @@ def cluster(db: None) -> None:
 
 
 def findings() -> list[tuple[str, str, str, str]]:
-    found = software.read_inventory().findings
+    found = software_inventory.read_inventory().findings
     return [(item.node, item.software.name, item.usual, item.minimum.version if item.minimum else "") for item in found]
 
 
@@ -102,11 +102,11 @@ def test_a_node_that_lies_stays_bounded(cluster: None) -> None:
     gpus = [{"uuid": "GPU-x", "index": 0, "name": "N" * 400, "vbios": ["96"]}]
     adapters = [{"name": "x", "board": f"b{number}", "firmware": "1"} for number in range(100)]
     report("dgx-08", driver="<script>alert(1)</script>" + "9" * 400, kernel=5, gpus=gpus, adapters=adapters, slurm=None)
-    node = next(node for node in software.read_inventory().nodes if node.node == "dgx-08")
+    node = next(node for node in software_inventory.read_inventory().nodes if node.node == "dgx-08")
     assert max(len(version) for versions in node.versions.values() for version in versions) <= 128
     assert sum(item.name == "hca" for item in node.versions) <= 32
     Agent.objects.filter(node="dgx-08").update(facts={"gpus": "no", "adapters": 3, "driver": {}})
-    assert "dgx-08" not in {node.node for node in software.read_inventory().nodes}
+    assert "dgx-08" not in {node.node for node in software_inventory.read_inventory().nodes}
 
 
 def test_the_page(cluster: None, client: Client, mira: User) -> None:
@@ -194,8 +194,8 @@ def test_a_file_that_becomes_readable_counts_at_once(
 
     with monkeypatch.context() as unreadable:  # mode 000 does not stop root
         unreadable.setattr(Path, "open", refuse)
-        assert software.site_minimums()[1] == f"{path}: Permission denied."
-    found, problem = software.site_minimums()
+        assert software_inventory.site_minimums()[1] == f"{path}: Permission denied."
+    found, problem = software_inventory.site_minimums()
     assert problem == ""
     assert [minimum.version for minimum in found.items if minimum.is_site] == ["2.27"]
 
@@ -233,8 +233,8 @@ def test_a_page_of_nodes_reads_the_facts_of_these_nodes_only(cluster: None, clie
 def test_facts_are_parsed_once_in_half_a_minute(
     cluster: None, client: Client, mira: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(software, "CACHE_S", 1e9)
-    software.recent_inventory()
+    monkeypatch.setattr(software_inventory, "CACHE_S", 1e9)
+    software_inventory.recent_inventory()
     client.force_login(mira)
     for address in ("/inventory", "/api/v1/inventory", "/api/v1/inventory/nodes?software=kernel&limit=1"):
         assert [sql for sql in facts_queries(client, address) if '"nodes_agent"."id" IN (' not in sql] == []
