@@ -10,11 +10,11 @@ from jobs.acceptances.advance import advance
 from jobs.burnins import start as burnins
 from jobs.errors import Conflict
 from nodes.burnin import plan
-from nodes.drains import host_expression
 from nodes.models import Acceptance
 from portal.access import note
 from portal.audit import Change
 from portal.models import User
+from vigil_core import host_expression
 
 logger = logging.getLogger(__name__)
 

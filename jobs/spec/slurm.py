@@ -6,18 +6,17 @@ Each value is checked by its characters, so that it means the same in a request,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import MAXYEAR, MINYEAR, datetime, timedelta, tzinfo
 
+from vigil_core import host_expression
+
 MAX_NODES = 1_000  # named in one list
+MAX_HOST_CHARACTERS = 65_000  # of one list: 1,000 names of 63 characters
 MAX_BEGIN_DELAY = timedelta(days=366)  # how late a job may begin
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_\[(][A-Za-z0-9_.\-&|*()\[\]:]{0,199}\Z")
 _LICENSE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@-]{0,63})(?::[1-9][0-9]{0,5})?\Z")
 MAX_LICENSES = 20  # in one list; no known cluster has more
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-_HOSTS = re.compile(r"([A-Za-z0-9._-]*)\[([0-9,-]{1,200})\]([A-Za-z0-9._-]*)\Z")
-_SPAN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?\Z")
 _DELAY = re.compile(r"\+((?:\d{1,5}[dhms]){1,4})\Z")
 _PAIRS = {")": "(", "]": "["}
 UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
@@ -70,32 +69,7 @@ def _is_balanced(text: str) -> bool:
 
 def hosts(value: list[str]) -> list[str]:
     """Return names of nodes, with lists such as dgx[01-04,07] expanded."""
-    found: dict[str, None] = {}
-    for text in value:
-        for name in _expanded(text):
-            found[name] = None
-            if len(found) > MAX_NODES:
-                raise ValueError(f"These are more than {MAX_NODES:,} nodes. Name fewer, or use a constraint.")
-    return list(found)
-
-
-def _expanded(text: str) -> Iterator[str]:
-    match = _HOSTS.match(text)
-    if match is None:
-        if not _HOST.match(text):
-            raise ValueError(f'"{text[:80]}" is not the name of a node. Write "dgx01", or "dgx[01-04]" for several.')
-        yield text
-        return
-    before, spans, after = match.groups()
-    for span in spans.split(","):
-        numbers = _SPAN.match(span)
-        if numbers is None or int(numbers[1]) > int(numbers[2] or numbers[1]):
-            raise ValueError(f'"{text[:80]}": "{span[:20]}" is not a range. Write it like dgx[01-04,07].')
-        for number in range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1):
-            name = f"{before}{number:0{len(numbers[1])}}{after}"
-            if not _HOST.match(name):
-                raise ValueError(f'"{name[:80]}" is not the name of a node. Write "dgx[01-04]" for dgx01 to dgx04.')
-            yield name
+    return host_expression.expand_all(value, MAX_NODES, MAX_HOST_CHARACTERS)
 
 
 def begin(value: str) -> str:

@@ -11,9 +11,8 @@ from pydantic import Field
 
 from nodes.api.nodes import OrderShape, ReadingShape, Reason, order_shape
 from nodes.cluster import sync
-from nodes.drains import bulk, bulk_return, cost, host_expression, overview
+from nodes.drains import bulk, bulk_return, cost, overview
 from nodes.drains.bulk import BulkOutcome
-from nodes.drains.host_expression import BadHostExpression
 from nodes.drains.overview import DrainedNode
 from nodes.models import Reading
 from portal.http.api import ApiRequest, PageQuery
@@ -21,6 +20,8 @@ from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.sysadmins import only_sysadmins
+from vigil_core import host_expression
+from vigil_core.host_expression import BadHostExpression
 
 router = Router(tags=["drains"])
 

@@ -8,15 +8,16 @@ from typing import Any
 from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
-from nodes.drains import host_expression, maintenance
+from nodes.drains import maintenance
 from nodes.drains.bulk import UnknownNodes
-from nodes.drains.host_expression import BadHostExpression
 from nodes.models import MaintenanceWindow
 from portal.http.api import ApiRequest, Moment, PageQuery, Text, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins
+from vigil_core import host_expression
+from vigil_core.host_expression import BadHostExpression
 
 router = Router(tags=["drains"])
 

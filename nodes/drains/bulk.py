@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from django.db import transaction
 
 from nodes.cluster import drain
-from nodes.drains import host_expression
 from nodes.models import Node, NodeOrder, Partition, QueuedJob
 from nodes.schedulers.cluster import ALLOCATED_STATES
 from portal.bulk import give_way
 from portal.models import User
+from vigil_core import host_expression
 
 Action = NodeOrder.Action
 AT_ONCE = 20

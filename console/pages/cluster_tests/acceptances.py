@@ -22,11 +22,11 @@ from jobs.burnins.start import CannotBurnIn
 from jobs.errors import Conflict
 from nodes.acceptance.clauses import ACCEPTED, FAILED, NOT_APPLICABLE, NOT_CHECKED, PASSED, REJECTED
 from nodes.burnin import plan
-from nodes.drains.host_expression import MAX_CHARACTERS, BadHostExpression
 from nodes.models import Acceptance, BurnIn
 from portal.access import sysadmin_of
 from portal.http.paging import SortOrder, page_or_first
 from vigil_core import formatting
+from vigil_core.host_expression import MAX_CHARACTERS, BadHostExpression
 from vigil_core.untrusted import plain
 
 PER_PAGE = 50

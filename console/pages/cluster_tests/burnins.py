@@ -18,12 +18,12 @@ from jobs.burnins import start as burnins
 from jobs.errors import Conflict
 from nodes.burnin import plan
 from nodes.burnin.judge import FAILED, INCONCLUSIVE, PASSED
-from nodes.drains import host_expression
-from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.access import sysadmin_of
 from portal.http.paging import SortOrder, page_or_first
+from vigil_core import host_expression
 from vigil_core.formatting import listed, plural
+from vigil_core.host_expression import BadHostExpression
 from vigil_core.untrusted import plain, whole
 
 PER_PAGE = 50

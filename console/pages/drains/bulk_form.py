@@ -12,10 +12,10 @@ from django.http import HttpRequest
 
 from console.pages import forms
 from nodes.cluster import drain as orders
-from nodes.drains import bulk, host_expression
+from nodes.drains import bulk
 from nodes.drains.bulk import BulkOutcome
-from nodes.drains.host_expression import BadHostExpression
-from vigil_core import formatting
+from vigil_core import formatting, host_expression
+from vigil_core.host_expression import BadHostExpression
 from vigil_core.untrusted import plain
 
 

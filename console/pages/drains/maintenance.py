@@ -14,13 +14,13 @@ from django.views.decorators.http import require_http_methods, require_POST
 from console.pages import forms
 from console.pages.freshness import scheduler_name
 from nodes.cluster import sync
-from nodes.drains import host_expression, maintenance
+from nodes.drains import maintenance
 from nodes.drains.bulk import UnknownNodes
-from nodes.drains.host_expression import BadHostExpression
 from nodes.models import MaintenanceWindow
 from portal.access import CLUSTER, can, sysadmin_of, user_of
 from portal.models import User
-from vigil_core import formatting
+from vigil_core import formatting, host_expression
+from vigil_core.host_expression import BadHostExpression
 from vigil_core.untrusted import plain
 
 MAX_PAST = 20

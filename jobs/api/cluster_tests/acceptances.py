@@ -14,13 +14,13 @@ from jobs.api.cluster_tests.burnins import burn_in_problems
 from jobs.burnins import report
 from jobs.errors import Conflict
 from nodes.burnin import plan
-from nodes.drains.host_expression import MAX_CHARACTERS
 from nodes.models import Acceptance
 from portal.http.api import ApiRequest, PageQuery
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
+from vigil_core.host_expression import MAX_CHARACTERS
 
 router = Router(tags=["acceptances"])
 NO_ACCEPTANCE = FORBIDDEN | {404: "No such acceptance."}

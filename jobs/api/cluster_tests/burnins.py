@@ -16,14 +16,14 @@ from jobs.burnins import start as burnins
 from jobs.burnins.report import ItemReport
 from jobs.errors import Conflict
 from nodes.burnin import plan
-from nodes.drains import host_expression
-from nodes.drains.host_expression import BadHostExpression
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.http.api import ApiRequest, PageQuery, Text, bad_field
 from portal.http.openapi import described
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
+from vigil_core import host_expression
+from vigil_core.host_expression import BadHostExpression
 
 router = Router(tags=["burn-ins"])
 NO_BURN_IN = FORBIDDEN | {404: "No such burn-in, or the node is not in it."}

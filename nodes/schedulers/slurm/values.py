@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+
+from vigil_core import host_expression
 
 UNSET = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})
 MAX_HOSTS = 100_000
+MAX_GPUS = 1_024  # in one range of indices
 LATEST = 253_402_300_799  # the end of the year 9999: no calendar goes further
 _NOTHING = frozenset({"(null)", "N/A", "None", "None assigned"})
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}  # memory in MiB
-_RANGE = re.compile(r"(\d+)-(\d+)\Z")
 _GRES = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:=(]+?))?[:=](?P<count>\d+)(?:\((?P<more>[^)]*)\))?\Z")
 
 
@@ -84,51 +85,7 @@ def at(value: object, *path: str) -> object:
 def hosts(value: object) -> tuple[str, ...]:
     """Expand "dgx[01-03,07],login" to dgx01 dgx02 dgx03 dgx07 login, or a list of such; () for malformed input."""
     lines = value if isinstance(value, list | tuple) else [value]
-    try:
-        return tuple(islice((name for line in lines for name in _hosts(text(line))), MAX_HOSTS))
-    except (ValueError, RecursionError):
-        return ()
-
-
-def _hosts(line: str) -> Iterator[str]:
-    for part in _split(line):
-        yield from _expand(part)
-
-
-def _split(line: str) -> Iterator[str]:
-    """Split at commas outside of brackets."""
-    depth = start = 0
-    for place, letter in enumerate(line):
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth <= 0:
-            yield line[start:place]
-            start = place + 1
-    if line[start:]:
-        yield line[start:]
-
-
-def _expand(part: str) -> Iterator[str]:
-    head, bracket, rest = part.partition("[")
-    inside, closing, tail = rest.partition("]")
-    if not bracket or not closing:
-        yield part
-        return
-    for piece in inside.split(","):
-        for middle in _numbers(piece):
-            for end in _expand(tail):
-                yield f"{head}{middle}{end}"
-
-
-def _numbers(piece: str) -> Iterator[str]:
-    """Expand "08-10" to 08 09 10, with leading zeros."""
-    if (found := _RANGE.match(piece)) is None:
-        yield piece
-        return
-    first, last = found.groups()
-    if int(last) - int(first) > MAX_HOSTS:
-        raise ValueError(f"{piece!r} is too long a range")
-    for value in range(int(first), int(last) + 1):
-        yield str(value).zfill(len(first))
+    return host_expression.expand_reported([text(line) for line in lines], MAX_HOSTS)
 
 
 def gpus(value: object) -> dict[str, int]:
@@ -150,7 +107,7 @@ def gpu_indices(value: object) -> tuple[int, ...]:
         if more and more.startswith("IDX:"):
             for piece in more.removeprefix("IDX:").split(","):
                 with suppress(ValueError):
-                    found += [int(index) for index in _numbers(piece) if index.isdecimal()]
+                    found += map(int, host_expression.expand_numbers(piece, MAX_GPUS))
     return tuple(sorted(set(found)))
 
 

@@ -140,9 +140,14 @@ def test_nothing_gets_through_that_could_end_a_line(field: str, text: str) -> No
 def test_lists_of_nodes_are_expanded_within_bounds() -> None:
     assert hosts(["dgx[01-03,7]", "dgx02", "login"]) == ["dgx01", "dgx02", "dgx03", "dgx7", "login"]
     assert hosts(["rack[9-11]-a"]) == ["rack9-a", "rack10-a", "rack11-a"]
-    for wrong in ("dgx[1-99999]", "dgx[3-1]", "dgx[a]", "dgx[1", "-x", "a b", "a\nb", ""):
-        with pytest.raises(ValueError, match=r"more than|is no"):
+    assert hosts(["r[1-2]n[1-2]", "dgx01,dgx02"]) == ["r1n1", "r1n2", "r2n1", "r2n2", "dgx01", "dgx02"]
+    assert hosts(["a b", "c\nd"]) == ["a", "b", "c", "d"]  # as in all other lists of nodes
+    for wrong in ("dgx[1-99999]", "dgx[3-1]", "dgx[a]", "dgx[1", "-x", "a;b", ""):
+        with pytest.raises(ValueError, match=r"more than|is no|names no|counts down|do not match"):
             hosts([wrong])
+    for hostile in (["n[1-999]"] * 200, ["n" + "[1,1]" * 9], ["n" + "[1,1]" * 8] * 200, ["x" * 1000] * 200):
+        with pytest.raises(ValueError, match=r"more than"):
+            hosts(hostile)
 
 
 def test_names_that_slurm_lacks_are_reported_with_similar_names(oskar: User) -> None:

@@ -1,14 +1,15 @@
-"""Expand Slurm's host expressions, such as `dgx[01-16,20],login1`, strictly and within a limit. No Django."""
+"""Expand Slurm's host expressions, such as `dgx[01-16,20],r[1-2]n[1-4]`, within limits."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 MAX_NODES = 1_000
 MAX_CHARACTERS = 2_000
 MAX_BRACKETS_PER_NAME = 8
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+MAX_REPEATS = 2  # times the limit: as many names with repeats, as [1,1][1,1]… names few nodes very often
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
@@ -22,23 +23,42 @@ def expand(expression: str, most: int = MAX_NODES, most_characters: int = MAX_CH
     >>> expand("dgx[01-03,7],login")
     ['dgx01', 'dgx02', 'dgx03', 'dgx7', 'login']
     """
-    text = expression.strip()
-    if not text:
+    if not expression.strip():
         raise BadHostExpression("Name at least one node, such as dgx[01-16,20].")
-    if len(text) > most_characters:
+    return expand_all([expression], most, most_characters)
+
+
+def expand_all(expressions: Sequence[str], most: int = MAX_NODES, most_characters: int = MAX_CHARACTERS) -> list[str]:
+    """Expand several expressions, each of which names a node, within limits that they share."""
+    if sum(map(len, expressions)) > most_characters:
         raise BadHostExpression(f"The expression has more than {most_characters:,} characters.")
+    for text in expressions:
+        if not text.replace(",", " ").split():
+            raise BadHostExpression(f"{text!r:.40} names no node. Write for example dgx[01-16,20].")
+    return _expand_all(expressions, most, _NAME)
+
+
+def expand_reported(expressions: Sequence[str], most: int) -> tuple[str, ...]:
+    """Expand what a scheduler reports, where names may have any characters; () if it is malformed or too long."""
+    try:
+        return tuple(_expand_all(expressions, most, None))
+    except BadHostExpression:
+        return ()
+
+
+def _expand_all(expressions: Sequence[str], most: int, valid: re.Pattern[str] | None) -> list[str]:
     names: dict[str, None] = {}
-    for part in _parts(text):
+    written = 0
+    for part in (part for text in expressions for part in _parts(text)):
         if part.count("[") > MAX_BRACKETS_PER_NAME:  # each is one more level of recursion
             raise BadHostExpression(f"{part!r:.80} has more than {MAX_BRACKETS_PER_NAME} pairs of brackets.")
-        for number, name in enumerate(_expand(part, most)):
-            if not _NAME.fullmatch(name):
-                raise BadHostExpression(f"{part.strip()!r:.80} is not the name of a node.")
+        for name in _expand(part, most):
+            if valid and not valid.fullmatch(name):
+                raise BadHostExpression(f"{part!r:.80} is not the name of a node. Write dgx01, or dgx[01-16].")
             names[name] = None
-            if len(names) > most or number > most:  # [1,1][1,1]… names few nodes very often
+            written += 1
+            if len(names) > most or written > MAX_REPEATS * most:
                 raise BadHostExpression(f"The expression names more than {most:,} nodes.")
-    if not names:
-        raise BadHostExpression(f"{text!r:.40} names no node. Write for example dgx[01-16,20].")
     return list(names)
 
 
@@ -67,20 +87,20 @@ def _expand(part: str, most: int) -> Iterator[str]:
         yield part
         return
     inside, _, tail = rest.partition("]")
-    for number in _numbers(inside, part, most):
+    for number in expand_numbers(inside, most):
         for end in _expand(tail, most):
             yield f"{head}{number}{end}"
 
 
-def _numbers(inside: str, part: str, most: int) -> Iterator[str]:
-    """Yield 08 09 10 for "08-10", with as many digits as the first number has."""
-    for piece in inside.split(","):
+def expand_numbers(text: str, most: int) -> Iterator[str]:
+    """Yield 08 09 10 7 for "08-10,7", with as many digits as the first number of a range has."""
+    for piece in text.split(","):
         found = _RANGE.fullmatch(piece.strip())
         if found is None:
-            raise BadHostExpression(f"{piece!r:.40} in {part!r:.80} is not a number or range, such as 01-16.")
+            raise BadHostExpression(f"{piece!r:.40} in [{text:.80}] is not a number or range, such as 01-16.")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
-            raise BadHostExpression(f"The range {piece.strip()} in {part!r:.80} counts down.")
+            raise BadHostExpression(f"The range {piece.strip()} in [{text:.80}] counts down.")
         if last - first >= most:
             raise BadHostExpression(f"The expression names more than {most:,} nodes.")
         width = len(found[1])
