@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+from vigil_core import duration
+
 EXAMPLES = "22:00, '2026-12-01 22:00', 2026-12-01T22:00+01:00 or +4h"
 
 
@@ -20,9 +21,9 @@ class Duration(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return parse_duration(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a duration. Write 10m, 2h or 1d.", param, ctx)
+            return duration.parse(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class MomentParam(click.ParamType[datetime]):
@@ -50,14 +51,6 @@ UNTIL = MomentParam(after="starts_at")
 """The end of what begins at the option `starts_at`."""
 
 
-def parse_duration(text: str) -> int:
-    """Return the seconds of "90s", "10m", "48h" or "2d". Raises ValueError."""
-    number, unit = text[:-1], text[-1:]
-    if unit not in UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 6:
-        raise ValueError(text)
-    return int(number) * UNITS[unit]
-
-
 def parse_moment(text: str, now: datetime, after: datetime | None = None) -> datetime:
     """Return the time with its zone; 22:00 is the next one from now, or from `after` if that is later.
 
@@ -70,7 +63,7 @@ def parse_moment(text: str, now: datetime, after: datetime | None = None) -> dat
     if text == "now":
         return now
     if text.startswith("+"):
-        return now + timedelta(seconds=parse_duration(text[1:]))
+        return now + timedelta(seconds=duration.parse(text[1:]))
     if len(text) == len("22:00"):
         hour, minute = datetime.strptime(text, "%H:%M").timetuple()[3:5]
         after = max(now, after or now)

@@ -158,6 +158,14 @@ def rough(seconds: float) -> str:
     return f"{int(seconds)}{NBSP}s"
 
 
+def rough_words(seconds: float) -> str:
+    """Return a long duration in words: 38 minutes, 14 hours, 3 days."""
+    minutes = int(seconds // 60)
+    if minutes < 120:
+        return plural(minutes, "minute")
+    return plural(minutes // 60, "hour") if minutes < 48 * 60 else plural(minutes // 1440, "day")
+
+
 def ago(then: datetime, now: datetime | None = None) -> str:
     """Return how long ago: 12 s ago, 38 min ago, 14 h ago, yesterday, 2 d ago, 2 Oct."""
     now = now or datetime.now(UTC)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import MAXYEAR, MINYEAR, datetime, timedelta, tzinfo
 
-from vigil_core import host_expression
+from vigil_core import duration, host_expression
 
 MAX_NODES = 1_000  # named in one list
 MAX_HOST_CHARACTERS = 65_000  # of one list: 1,000 names of 63 characters
@@ -19,7 +19,6 @@ _LICENSE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.@-]{0,63})(?::[1-9][0-9]{0,5})?
 MAX_LICENSES = 20  # in one list; no known cluster has more
 _DELAY = re.compile(r"\+((?:\d{1,5}[dhms]){1,4})\Z")
 _PAIRS = {")": "(", "]": "["}
-UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
 def word(value: str) -> str:
@@ -93,7 +92,7 @@ def absolute(value: str, *, now: datetime, zone: tzinfo) -> str:
     """Return a moment with its offset, to the second. A time without an offset is the site's."""
     if match := _DELAY.match(value):
         parts = re.findall(r"(\d+)([dhms])", match[1])
-        moment = now + timedelta(seconds=sum(int(number) * UNITS[unit] for number, unit in parts))
+        moment = now + timedelta(seconds=sum(int(number) * duration.UNITS[unit] for number, unit in parts))
     else:
         moment = datetime.fromisoformat(value)
         if moment.tzinfo is None:

@@ -6,6 +6,8 @@ import re
 from datetime import datetime
 from pathlib import PurePosixPath
 
+from vigil_core import duration
+
 STOP_SECONDS = 30  # what stopping needs at least, before a write of this job was measured (protocols.md §2)
 _LIMIT = re.compile(r"(?:(?P<days>\d{1,3})-)?(?P<hours>\d{1,4}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)\Z")
 _NODES = re.compile(r"(\d{1,5}):(\d{1,5})\Z")
@@ -45,9 +47,8 @@ def limit_of(seconds: int) -> str:
 
 def _suggest_limit(text: str) -> str:
     """Return what the person may have meant: 12:00:00 for "12 hours", 01:30:00 for "90" (minutes, as in Slurm)."""
-    units = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
     found = re.findall(r"(\d{1,5})\s*([dhms])", text.lower())
-    seconds = sum(int(number) * units[unit] for number, unit in found)
+    seconds = sum(int(number) * duration.UNITS[unit] for number, unit in found)
     if not found and text.strip().isdigit() and len(text.strip()) < 7:
         seconds = int(text) * 60
     return limit_of(seconds) if seconds else "HH:MM:SS, such as 12:00:00, or 2-00:00:00 for two days"

@@ -162,7 +162,7 @@ def _keys_on_silent_nodes(now: datetime) -> set[str]:
 
 def notice_text(job: IdleJob, now: datetime) -> tuple[str, str]:
     """Return the notice's sentence, and the requested action."""
-    idle_count, idle_for = len(job.idle), duration_words((now - job.since).total_seconds())
+    idle_count, idle_for = len(job.idle), formatting.rough_words((now - job.since).total_seconds())
     if idle_count == 1:
         gpu_text = "1 GPU" if job.gpu_count == 1 else f"1 of its {job.gpu_count} GPUs"
         title = f"{job.name} has left {gpu_text} idle for {idle_for}."
@@ -181,14 +181,6 @@ def _location(job: IdleJob) -> str:
     if any(gpu.has_process for gpu in job.idle):
         return f"On {where}."
     return f"On {where}; no process uses {'it' if len(job.idle) == 1 else 'them'}."
-
-
-def duration_words(seconds: float) -> str:
-    """Return a long duration in words: 38 minutes, 14 hours, 3 days."""
-    minutes = int(seconds // 60)
-    if minutes < 120:
-        return formatting.plural(minutes, "minute")
-    return formatting.plural(minutes // 60, "hour") if minutes < 48 * 60 else formatting.plural(minutes // 1440, "day")
 
 
 def _notify_unallocated(now: datetime) -> None:

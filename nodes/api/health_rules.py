@@ -12,7 +12,6 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from nodes.api.nodes import Reason
-from nodes.health.rules.duration import write_duration
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
 from nodes.monitoring.dry_run.run import DAYS, DryRunEntry, RuleDryRun, dry_run_for
@@ -22,6 +21,7 @@ from portal.http.api import ApiRequest, bad_field
 from portal.http.openapi import described
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins
+from vigil_core import duration
 
 router = Router(tags=["health"])
 policy_router = Router(tags=["health"])
@@ -281,7 +281,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 def rule_shape(listed: ListedRule) -> dict[str, Any]:
     rule, row = listed.rule, listed.row
-    after = f" after {write_duration(rule.clearing.after_s)}" if rule and rule.clearing.after_s else ""
+    after = f" after {duration.write(rule.clearing.after_s)}" if rule and rule.clearing.after_s else ""
     return {
         "name": listed.name, "title": rule.title if rule else listed.name, "severity": rule.severity if rule else "",
         "action": rule.action if rule else "", "signals": sorted(rule.signals) if rule else [],

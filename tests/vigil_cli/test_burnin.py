@@ -55,9 +55,14 @@ def test_requires_agreement(portal: Any) -> None:
     assert "dgx-03 is drained: fan 3. Add --may-undrain to agree." in vigil("burnin", "dgx-03", status=1).stderr
 
 
-@pytest.mark.parametrize("duration", ["10", "m", "ten", "1e3m", "-5m", "99999999m"])
+@pytest.mark.parametrize("duration", ["10", "m", "ten", "1e3m", "-5m", "999999999m"])
 def test_refuses_a_duration(portal: Any, duration: str) -> None:
     assert "is not a duration" in vigil("burnin", "dgx-03", f"--for={duration}", status=2).stderr
+    assert not portal.asked
+
+
+def test_refuses_more_than_a_year(portal: Any) -> None:
+    assert "367d is longer than a year." in vigil("burnin", "dgx-03", "--for=367d", status=2).stderr
     assert not portal.asked
 
 

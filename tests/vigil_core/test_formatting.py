@@ -22,3 +22,11 @@ from vigil_core import formatting
 )
 def test_a_small_loss_keeps_three_significant_digits(value: float | None, text: str) -> None:
     assert formatting.loss(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(16 * 60, "16 minutes"), (119 * 60, "119 minutes"), (14.9 * 3600, "14 hours"), (50 * 3600, "2 days")],
+)
+def test_long_times_are_written_as_people_write_them(seconds: float, text: str) -> None:
+    assert formatting.rough_words(seconds).replace(formatting.NBSP, " ") == text

@@ -14,7 +14,6 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from console.pages import forms
 from console.pages.health.page import GLYPHS
 from nodes.cluster.drain import MAX_REASON
-from nodes.health.rules.duration import write_duration
 from nodes.health.rules.rule import SEVERITIES, Rule
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
@@ -23,7 +22,7 @@ from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
 from nodes.presenting.observations import observed_text
 from portal.access import CLUSTER, can, sysadmin_of, user_of
-from vigil_core import formatting
+from vigil_core import duration, formatting
 from vigil_core.untrusted import whole
 
 CHANGE = "change health rules"
@@ -256,7 +255,7 @@ def _urgency(listed: ListedRule) -> tuple[int, int, str]:
 
 def _clears(rule: Rule) -> str:
     """Return when a finding of the rule is over: "a passed burn-in", "1h after a reset"."""
-    after = f"{write_duration(rule.clearing.after_s)} " if rule.clearing.after_s else ""
+    after = f"{duration.write(rule.clearing.after_s)} " if rule.clearing.after_s else ""
     if rule.needs_burn_in or rule.clearing.ending == "burn-in":
         return "a passed burn-in, or a person"
     return {

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from nodes.health.rules.condition import BadCondition, Condition, FieldValue, is_number, parse_condition
-from nodes.health.rules.duration import parse_duration
 from nodes.health.rules.signal import SIGNALS, Signal
-from vigil_core import bounded
+from vigil_core import bounded, duration
 from vigil_core.bounded import Bounds
 
 Severity = Literal["info", "warning", "critical", "fatal"]
@@ -358,7 +357,7 @@ class _RuleTable:
         if value is None:
             return 0.0
         try:
-            return parse_duration(value)
+            return float(duration.parse(value))
         except ValueError as error:
             raise self._bad(f"{place}{key}", str(error)) from None
 

@@ -15,7 +15,6 @@ from django.utils import timezone
 from jobs.models import Attempt, Event, Job
 from jobs.tasks import waste
 from jobs.waste import notices
-from jobs.waste.notices import duration_words
 from nodes.models import Agent, Holding, QueuedJob
 from portal.models import Notice, User
 from tests.jobs.waste.idling import allocated_job, ends, idle_for, machine, vigils, works
@@ -275,11 +274,3 @@ class TestUnheld:
         allocated_job("7", [0])
         self.raise_after(1)
         assert notices_of(sam) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(16 * 60, "16 minutes"), (119 * 60, "119 minutes"), (14.9 * 3600, "14 hours"), (50 * 3600, "2 days")],
-)
-def test_long_times_are_written_as_people_write_them(seconds: float, text: str) -> None:
-    assert duration_words(seconds).replace(NBSP, " ") == text

@@ -14,7 +14,6 @@ from nodes.health.examples import broken_examples
 from nodes.health.progress import Observation, RuleProgress, Subject
 from nodes.health.rules.catalogue import active_rules, shipped_rules, shipped_text
 from nodes.health.rules.condition import BadCondition, parse_condition
-from nodes.health.rules.duration import parse_duration, write_duration
 from nodes.health.rules.rule import OUT_OF_SERVICE, BadRule, Rule, parse_rules
 
 HOT = """
@@ -139,11 +138,6 @@ def test_a_number_of_an_example_that_nothing_can_have_is_refused(value: str) -> 
     example = f"[[rule.example]]\nfires = true\nsteps = [{{ margin_c = {value} }}]"
     with pytest.raises(BadRule, match="margin_c must be a number"):
         parse_rules(f"{HOT}\n{example}")
-
-
-@given(st.integers(0, 366 * 86_400))
-def test_durations_are_written_as_they_are_read(seconds: int) -> None:
-    assert parse_duration(write_duration(seconds)) == seconds
 
 
 HEAT = rule_of(HOT)
