@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 import httpx
 from django.conf import settings
 
+from vigil_core import retry_after
+
 TOTAL_S, STEP_S = 8.0, 5.0
 MAX_RESPONSE_BYTES = 16 * 1024  # that are read
 MAX_ADDRESSES = 3  # tried per name
@@ -74,7 +76,9 @@ async def _send(
             if len(received) >= MAX_RESPONSE_BYTES:
                 break
         return ExternalResponse(
-            response.status_code, received[:MAX_RESPONSE_BYTES].decode(errors="replace"), _retry_after(response)
+            response.status_code,
+            received[:MAX_RESPONSE_BYTES].decode(errors="replace"),
+            retry_after.seconds_of(response.headers.get("Retry-After", "")),
         )
 
 
@@ -181,11 +185,6 @@ def _in_ascii(host: str) -> str:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
         raise AddressRefused(f"{host} is not a host name.") from None
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("Retry-After", "")
-    return float(value) if value.isascii() and value.isdigit() and len(value) < 7 else None
 
 
 @cache

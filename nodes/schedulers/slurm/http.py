@@ -19,11 +19,11 @@ import msgspec
 
 from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm.deadline import Deadline, DeadlineTransport
-from nodes.schedulers.slurm.retry_after import seconds_of
 from nodes.schedulers.slurm.served import Json, ServedApi, Service, UntestedVersion, choose_api
 from nodes.schedulers.slurm.tokens import TokenSource
 from nodes.schedulers.slurm.values import integer, mapping, objects, text
 from nodes.schedulers.slurm.versions import Version
+from vigil_core import retry_after
 
 logger = logging.getLogger(__name__)
 
@@ -278,8 +278,8 @@ class SlurmHttp:
                     raise SchedulerError(message)
                 if time.monotonic() > until:
                     raise httpx.ReadTimeout("not complete in time")
-            kind, retry_after = (answer.headers.get(name, "") for name in ("content-type", "retry-after"))
-            return HttpResponse(answer.status_code, kind, b"".join(pieces), seconds_of(retry_after))
+            kind, wait = (answer.headers.get(name, "") for name in ("content-type", "retry-after"))
+            return HttpResponse(answer.status_code, kind, b"".join(pieces), retry_after.seconds_of(wait))
 
 
 def _transport(url: str, ca_file: str, deadline: Deadline) -> tuple[str, httpx.BaseTransport]:

@@ -7,7 +7,6 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from email.utils import formatdate
 from typing import Any
 
 import httpx
@@ -17,7 +16,6 @@ from nodes.schedulers.base import SchedulerError
 from nodes.schedulers.slurm import http as slurm_http
 from nodes.schedulers.slurm.http import SlurmError, SlurmHttp, SlurmUnreachable, TokenRejected
 from nodes.schedulers.slurm.rest import SlurmRest
-from nodes.schedulers.slurm.retry_after import seconds_of
 from nodes.schedulers.slurm.scheduler import Slurm
 from tests.nodes.slurm.simulated_rest import TOKEN, VERSIONS, FixedToken, SimulatedRest, body, load
 from tests.nodes.slurm.test_request import submission_of
@@ -132,21 +130,6 @@ def test_a_submission_waits_for_a_busy_slurmrestd(tmp_path: Any) -> None:
             played.rest.submit(submission_of(tmp_path), "#!/bin/sh\n")
         assert not refused.value.sent, "it may be submitted again: nothing was carried out"
     assert failing.calls == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [("7", 7.0), (" 0 ", 0.0), ("", None), ("soon", None), ("-3", None), ("9" * 40, None),
-     ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)],
-)  # fmt: skip
-def test_forms_of_retry_after(value: str, seconds: float | None) -> None:
-    assert seconds_of(value) == seconds
-
-
-def test_retry_after_may_be_a_date() -> None:
-    found = seconds_of(formatdate(time.time() + 90, usegmt=True))
-    assert found is not None
-    assert 30 < found <= 90
 
 
 def test_no_repeats_after_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:

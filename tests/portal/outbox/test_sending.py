@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,11 @@ class TestWebhook:
         assert secret != webhook.secret_of(item), "no table holds it"
 
 
+def with_date() -> receiving.Answer:
+    """Answer 429 with the time in two minutes, the other form of Retry-After."""
+    return lambda handler: status(429, Retry_After=formatdate(time.time() + 120, usegmt=True))(handler)
+
+
 class TestTriedAgain:
     @pytest.mark.parametrize(
         ("answer", "words"),
@@ -154,6 +161,7 @@ class TestTriedAgain:
             (status(500, b"<b>\x1b[31moops</b>\nline two"), "127.0.0.1 answered 500: <b>[31moops</b> line two"),
             (status(503), "127.0.0.1 answered 503."),
             (status(429, Retry_After="120"), "127.0.0.1 answered 429."),
+            (with_date(), "127.0.0.1 answered 429."),
             (status(408), "127.0.0.1 answered 408."),
         ],
     )

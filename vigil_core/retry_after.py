@@ -1,4 +1,4 @@
-"""Parse the Retry-After header of a response (RFC 9110, 10.2.3) into seconds. Pure."""
+"""Parse the Retry-After header of a response (RFC 9110, 10.2.3) into seconds."""
 
 from __future__ import annotations
 
