@@ -1,9 +1,7 @@
 """REST: jobs."""
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
-from django.db.models import QuerySet
 from django.http import HttpResponse
 from ninja import Query, Router, Schema, Status
 from pydantic import Field, StringConstraints
@@ -46,9 +44,20 @@ from jobs.submitting import clone
 from jobs.submitting import release as releasing
 from jobs.submitting import submit as lifecycle
 from jobs.submitting.dryrun import dry_run, sweep_run
-from portal.http.api import ApiRequest, Cursor, Limit, Moment, PageQuery, Text, bad_field, json_response, one_of
+from portal.http.api import (
+    ApiRequest,
+    Cursor,
+    Limit,
+    Moment,
+    PageQuery,
+    Text,
+    bad_field,
+    json_response,
+    one_of,
+    shaped_page,
+)
 from portal.http.openapi import described
-from portal.http.paging import Row, SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from vigil_core.untrusted import plain
 
@@ -333,14 +342,14 @@ def spec(request: ApiRequest, job_id: int, query: Query[SpecQuery]) -> dict[str,
 def attempts(request: ApiRequest, job_id: int, query: Query[PageQuery]) -> dict[str, Any]:
     """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
     found = Attempt.objects.filter(job=job_of(request, job_id)).select_related("resume_from")
-    return _page(found, SortOrder("number"), query, attempt_detail)
+    return shaped_page(found, SortOrder("number"), query, attempt_detail)
 
 
 @router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="A job's checkpoints, newest step first")
 def checkpoints(request: ApiRequest, job_id: int, query: Query[PageQuery]) -> dict[str, Any]:
     """Return the checkpoints on disk and past ones, each with its state."""
     found = job_of(request, job_id).checkpoints.select_related("attempt")
-    return _page(found, SortOrder("step", descending=True), query, checkpoint_shape)
+    return shaped_page(found, SortOrder("step", descending=True), query, checkpoint_shape)
 
 
 @router.patch(
@@ -376,20 +385,13 @@ def events(request: ApiRequest, job_id: int, query: Query[EventQuery]) -> dict[s
         found = found.filter(kind=query.kind)
     if query.attempt is not None:
         found = found.filter(attempt__number=query.attempt)
-    return _page(found, SortOrder("id"), query, event_shape)
+    return shaped_page(found, SortOrder("id"), query, event_shape)
 
 
 @spec_router.get("/schema", response=dict[str, Any], summary="JSON Schema of a job's spec")
 def spec_schema(request: ApiRequest) -> dict[str, Any]:
     """Return the JSON Schema of a spec, with the meaning of each field, for editors and generators."""
     return JobSpec.model_json_schema()
-
-
-def _page(
-    rows: QuerySet[Row], order: SortOrder, query: PageQuery, shape: Callable[[Row], dict[str, Any]]
-) -> dict[str, Any]:
-    part = page(rows, order, cursor=query.cursor, limit=query.limit)
-    return {"items": [shape(row) for row in part.items], "next": part.next}
 
 
 def _parent(request: ApiRequest, job_id: int) -> Job:

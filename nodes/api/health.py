@@ -15,9 +15,9 @@ from nodes.models import HealthControl, HealthEntry, Node
 from nodes.models.health import hidden_fields
 from nodes.remediation import alike, inbox
 from nodes.remediation.alike import AlikeOutcome
-from portal.http.api import ApiRequest, PageQuery, Text, bad_field
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.models import User
 from portal.sysadmins import only_sysadmins
@@ -115,11 +115,8 @@ def entries(request: ApiRequest, query: Query[EntryQuery]) -> dict[str, Any]:
     rows = HealthEntry.objects.in_state(query.state) if query.state else HealthEntry.objects.active()
     filters = {"node": query.node, "rule": query.rule, "severity": query.severity}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
-    found = page(
-        rows.select_related("gpu", "order__asked_by", "decided_by").defer("progress"),
-        SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit,
-    )  # fmt: skip
-    return {"items": [entry_shape(entry, request.auth) for entry in found.items], "next": found.next}
+    rows = rows.select_related("gpu", "order__asked_by", "decided_by").defer("progress")
+    return shaped_page(rows, SortOrder("id", descending=True), query, lambda entry: entry_shape(entry, request.auth))
 
 
 @router.get("/breaker", response=BreakerShape, summary="Whether automatic actions are stopped")

@@ -11,9 +11,9 @@ from pydantic import Field
 from nodes.drains import maintenance
 from nodes.drains.bulk import UnknownNodes
 from nodes.models import MaintenanceWindow
-from portal.http.api import ApiRequest, Moment, PageQuery, Text, bad_field
+from portal.http.api import ApiRequest, Moment, PageQuery, Text, bad_field, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins
 from vigil_core import host_expression
@@ -65,10 +65,7 @@ class NewWindow(Schema):
 def windows(request: ApiRequest, query: Query[WindowQuery]) -> dict[str, Any]:
     """List windows that are planned or have begun; with `all` also those that are over."""
     rows = MaintenanceWindow.objects.all() if query.all else MaintenanceWindow.objects.unfinished()
-    found = page(
-        rows.select_related("planned_by"), SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit
-    )
-    return {"items": [_shape(window) for window in found.items], "next": found.next}
+    return shaped_page(rows.select_related("planned_by"), SortOrder("id", descending=True), query, _shape)
 
 
 @router.post(

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from nodes.cluster import drain as orders
 from nodes.cluster import sync
 from nodes.models import Association, License, Node, NodeOrder, Partition, Qos, Reading, Reservation
-from portal.http.api import ApiRequest, PageQuery, Text
+from portal.http.api import ApiRequest, PageQuery, Text, shaped_page
 from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
@@ -298,8 +298,7 @@ def node(request: ApiRequest, name: str) -> NodeDetail:
 def node_orders(request: ApiRequest, name: str, query: Query[PageQuery]) -> dict[str, object]:
     """List drain and undrain orders with requester, reason and the scheduler's response."""
     rows = NodeOrder.objects.filter(node=_node(name).name).select_related("asked_by")
-    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit)
-    return {"items": [order_shape(order) for order in found.items], "next": found.next}
+    return shaped_page(rows, SortOrder("id", descending=True), query, order_shape)
 
 
 @router.post(

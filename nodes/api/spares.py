@@ -10,9 +10,9 @@ from pydantic import Field
 
 from nodes.drains import spares
 from nodes.models import HotSpare, Node
-from portal.http.api import ApiRequest, PageQuery, Text, bad_field
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins
 
@@ -45,8 +45,7 @@ class NewSpare(Schema):
 def hot_spares(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """List the spares: which stand by, and which took another's place."""
     rows = HotSpare.objects.select_related("added_by")
-    found = page(rows, SortOrder("node"), cursor=query.cursor, limit=query.limit)
-    return {"items": [_shape(spare) for spare in found.items], "next": found.next}
+    return shaped_page(rows, SortOrder("node"), query, _shape)
 
 
 @router.post(

@@ -9,9 +9,9 @@ from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from portal.announcements import write
-from portal.http.api import ApiRequest, Moment, PageQuery, bad_field
+from portal.http.api import ApiRequest, Moment, PageQuery, bad_field, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.models import Announcement
 from portal.sysadmins import FORBIDDEN, only_sysadmins
@@ -54,10 +54,7 @@ class NewAnnouncement(Schema):
 def announcements(request: ApiRequest, query: Query[AnnouncementQuery]) -> dict[str, Any]:
     """List current announcements, or with `all` also past ones and, for sysadmins, planned and withdrawn ones."""
     rows = Announcement.objects.visible_to(request.auth) if query.all else Announcement.objects.shown()
-    found = page(
-        rows.select_related("written_by"), SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit
-    )
-    return {"items": [_shape(row) for row in found.items], "next": found.next}
+    return shaped_page(rows.select_related("written_by"), SortOrder("id", descending=True), query, _shape)
 
 
 @router.post(

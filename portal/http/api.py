@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar, cast
 
@@ -14,6 +14,7 @@ from django.conf import settings
 from django.core.cache import cache
 from django.core.exceptions import BadRequest, RequestDataTooBig
 from django.core.handlers.asgi import ASGIRequest
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.shortcuts import render
@@ -32,7 +33,7 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
 from portal import database
 from portal.http import openapi, problems, queries
-from portal.http.paging import BadCursor
+from portal.http.paging import BadCursor, Row, SortOrder, page
 from portal.http.problems import FieldError, Problem
 from portal.models import Token, User, digest
 from vigil_core import bounded
@@ -247,6 +248,14 @@ def json_response(data: object) -> HttpResponse:
     Tests validate such responses against the schema.
     """
     return HttpResponse(msgspec.json.encode(data, enc_hook=_encode), content_type="application/json; charset=utf-8")
+
+
+def shaped_page(
+    rows: QuerySet[Row], order: SortOrder, query: PageQuery, shape: Callable[[Row], object]
+) -> dict[str, Any]:
+    """Return the requested page of a list as the answer of an endpoint: each row as `shape` makes it."""
+    found = page(rows, order, cursor=query.cursor, limit=query.limit)
+    return {"items": [shape(row) for row in found.items], "next": found.next}
 
 
 def stream(request: HttpRequest, pieces: Iterator[Piece], content_type: str) -> StreamingHttpResponse:

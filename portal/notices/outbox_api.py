@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from ninja import Query, Router, Schema
 from pydantic import Field
 
-from portal.http.api import ApiRequest, PageQuery
+from portal.http.api import ApiRequest, PageQuery, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.models import Delivery
 from portal.notices import channels
@@ -58,10 +58,7 @@ def outbox(request: ApiRequest, query: Query[DeliveryQuery]) -> dict[str, Any]:
     Rows are deleted after 30 days.
     """
     rows = Delivery.objects.visible_to(request.auth).select_related("channel__user", "channel__project")
-    found = page(
-        rows.filter(state=query.state) if query.state else rows, NEWEST, cursor=query.cursor, limit=query.limit
-    )
-    return {"items": [_shape(delivery) for delivery in found.items], "next": found.next}
+    return shaped_page(rows.filter(state=query.state) if query.state else rows, NEWEST, query, _shape)
 
 
 @router.post(

@@ -15,9 +15,9 @@ from jobs.burnins import report
 from jobs.errors import Conflict
 from nodes.burnin import plan
 from nodes.models import Acceptance
-from portal.http.api import ApiRequest, PageQuery
+from portal.http.api import ApiRequest, PageQuery, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from vigil_core.host_expression import MAX_CHARACTERS
@@ -100,8 +100,7 @@ def acceptance_list(request: ApiRequest, query: Query[AcceptanceQuery]) -> dict[
     rows = Acceptance.objects.select_related("burn_in", "started_by").defer("clauses", "peaks", "burn_in__log")
     if query.state:
         rows = rows.active() if query.state == "active" else rows.exclude(result="")
-    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit)
-    return {"items": [acceptance_shape(row) for row in found.items], "next": found.next}
+    return shaped_page(rows, SortOrder("id", descending=True), query, acceptance_shape)
 
 
 @router.get(

@@ -17,9 +17,9 @@ from jobs.burnins.report import ItemReport
 from jobs.errors import Conflict
 from nodes.burnin import plan
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
-from portal.http.api import ApiRequest, PageQuery, Text, bad_field
+from portal.http.api import ApiRequest, PageQuery, Text, bad_field, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder, page
+from portal.http.paging import SortOrder
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from vigil_core import host_expression
@@ -173,19 +173,15 @@ def burn_ins(request: ApiRequest, query: Query[BurnInQuery]) -> dict[str, Any]:
         rows = rows.active() if query.state == "active" else rows.filter(state=BurnIn.BurnInState.ENDED)
     if query.node:
         rows = rows.filter(pk__in=BurnInNode.objects.filter(node=query.node).values("burn_in"))
-    results = page(
-        rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log"),
-        SortOrder("id", descending=True), cursor=query.cursor, limit=query.limit,
-    )  # fmt: skip
-    return {"items": [burn_in_shape(row) for row in results.items], "next": results.next}
+    rows = rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log")
+    return shaped_page(rows, SortOrder("id", descending=True), query, burn_in_shape)
 
 
 @router.get("/golden", response=GoldenRecords, summary="Golden records", openapi_extra=described(errors=FORBIDDEN))
 def golden_records(request: ApiRequest, query: Query[PageQuery]) -> dict[str, Any]:
     """List what passed burn-ins measured, by model and driver."""
     only_sysadmins_see(request, "burn-ins")
-    found = page(GoldenRecord.objects.all(), SortOrder("id"), cursor=query.cursor, limit=query.limit)
-    return {"items": [_golden_shape(row) for row in found.items], "next": found.next}
+    return shaped_page(GoldenRecord.objects.all(), SortOrder("id"), query, _golden_shape)
 
 
 @router.post("/golden/reset", response={204: None}, summary="Delete golden records (sysadmins)",
