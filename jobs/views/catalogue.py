@@ -23,6 +23,7 @@ from jobs.models import Incident, Replay, SiteEntry
 from jobs.postmortem import replay, site_catalogue
 from jobs.presenting import entry_fields
 from portal.access import sysadmin_of
+from portal.http.download import as_download
 from portal.models import User
 from vigil_core import formatting
 from vigil_core.untrusted import whole
@@ -39,11 +40,8 @@ def index(request: HttpRequest) -> HttpResponse:
     sysadmin_of(request, CHANGE)
     if request.GET.get("format") == "toml":
         rows = [row for row in SiteEntry.objects.all() if row.is_enabled or request.GET.get("all")]
-        answer = HttpResponse(
-            to_toml(filter(None, map(site_catalogue.entry_of_row, rows))), content_type="application/toml"
-        )
-        answer.headers["Content-Disposition"] = 'attachment; filename="catalogue.toml"'
-        return answer
+        text = to_toml(filter(None, map(site_catalogue.entry_of_row, rows)))
+        return as_download(HttpResponse(text, content_type="application/toml"), "catalogue.toml")
     return _index(request)
 
 

@@ -31,6 +31,7 @@ from jobs.views import cadence, performance, rounds
 from jobs.waiting import maintenance, pending
 from jobs.waiting.reasons import waiting_reason_of
 from portal.access import can, user_of
+from portal.http.download import as_download
 
 OVERVIEW_CHECKPOINTS = 6
 SHOWN_SLOW = 3  # slow periods of a mount described in words
@@ -290,5 +291,4 @@ def spec_toml(request: HttpRequest, job_id: int) -> HttpResponse:
     """Download the spec as it was written."""
     job = get_object_or_404(Job.objects.visible_to(user_of(request)), pk=job_id)
     response = HttpResponse(job.spec_toml, content_type="application/toml; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.toml"'
-    return response
+    return as_download(response, f"job-{job.pk}.toml")

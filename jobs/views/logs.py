@@ -19,6 +19,7 @@ from jobs.presenting import ansi
 from jobs.views.job import page_of
 from portal.access import user_of
 from portal.http.api import stream
+from portal.http.download import as_download
 from vigil_core.untrusted import plain, whole
 
 PAGE = 400
@@ -104,9 +105,7 @@ def download(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
         file = logs.download(job, selection)
     except LogError as error:
         raise Http404(str(error)) from None
-    response = stream(request, file.pieces, "text/plain; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{file.name}"'
-    return response
+    return as_download(stream(request, file.pieces, "text/plain; charset=utf-8"), file.name)
 
 
 def _shown(part: logs.LogPage, selection: LogSelection) -> list[DrawnLine]:

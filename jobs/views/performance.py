@@ -26,6 +26,7 @@ from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
 from portal.access import user_of
 from portal.http.api import stream
+from portal.http.download import as_download
 from training.metrics.bottleneck import BOUNDS, MIN_STEPS, SPLIT
 from vigil_core import formatting, untrusted
 from vigil_core.untrusted import whole
@@ -156,9 +157,7 @@ def download(request: HttpRequest, job_id: int, number: int, name: str) -> Strea
         file = files.download(attempt, name)
     except ProfileError as error:
         raise Http404(str(error)) from None
-    response = stream(request, file.pieces, "application/gzip")
-    response.headers["Content-Disposition"] = f'attachment; filename="{file.name}"'
-    return response
+    return as_download(stream(request, file.pieces, "application/gzip"), file.name)
 
 
 def _newest(attempts: list[Attempt]) -> Event | None:

@@ -23,6 +23,7 @@ from jobs.postmortem.editing import Action
 from jobs.presenting.postmortems import lanes
 from portal import markdown as readable
 from portal.access import can, user_of
+from portal.http.download import as_download
 from portal.models import User
 from vigil_core.untrusted import plain, whole
 
@@ -105,9 +106,7 @@ def _page(request: HttpRequest, document: Document, status: int = 200, **form: o
 def as_markdown(request: HttpRequest, job_id: int) -> HttpResponse:
     document = _document(request, job_id)
     response = HttpResponse(document.as_markdown(), content_type="text/markdown; charset=utf-8")
-    name = f"post-mortem-{job_id}-{document.attempt.number}.md"
-    response.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
+    return as_download(response, f"post-mortem-{job_id}-{document.attempt.number}.md")
 
 
 @login_required

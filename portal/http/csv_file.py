@@ -8,6 +8,7 @@ from typing import Any
 from django.http import HttpRequest, StreamingHttpResponse
 
 from portal.http.api import stream
+from portal.http.download import as_download
 from vigil_core import csv_text
 
 
@@ -25,6 +26,4 @@ def csv_response(
     def text() -> Iterator[str]:
         yield csv_text.write([header, *rows()])
 
-    found = stream(request, text(), "text/csv; charset=utf-8")
-    found.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return found
+    return as_download(stream(request, text(), "text/csv; charset=utf-8"), name)

@@ -15,6 +15,7 @@ from nodes.cluster import racks
 from nodes.cluster.racks import natural_sort_key
 from nodes.models import Agent, Node, RackPlace
 from portal.access import CLUSTER, can, sysadmin_of, user_of
+from portal.http.download import as_download
 from vigil_core import formatting
 from vigil_core.untrusted import plain
 
@@ -25,9 +26,7 @@ CSV = "text/csv; charset=utf-8"
 @require_safe
 def index(request: HttpRequest) -> HttpResponse:
     if request.GET.get("format") == "csv":
-        answer = HttpResponse(racks.as_csv(RackPlace.objects.all()), content_type=CSV)
-        answer.headers["Content-Disposition"] = 'attachment; filename="racks.csv"'
-        return answer
+        return as_download(HttpResponse(racks.as_csv(RackPlace.objects.all()), content_type=CSV), "racks.csv")
     return _page(request)
 
 

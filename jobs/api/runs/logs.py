@@ -12,6 +12,7 @@ from jobs.disk import logs
 from jobs.disk.logs import LogSelection
 from jobs.models import Attempt, Job
 from portal.http.api import ApiRequest, Text, stream
+from portal.http.download import as_download
 from portal.http.openapi import described
 from portal.http.problems import Problem
 
@@ -120,9 +121,7 @@ def file(request: ApiRequest, job_id: int, query: Query[FileQuery]) -> Streaming
     """Download the log as it is now, terminal colours included."""
     job = job_of(request, job_id)
     download = logs.download(job, _selection(job, query))
-    response = stream(request, download.pieces, "text/plain; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
-    return response
+    return as_download(stream(request, download.pieces, "text/plain; charset=utf-8"), download.name)
 
 
 def _selection(job: Job, query: FileQuery) -> LogSelection:

@@ -14,6 +14,7 @@ from jobs.models import Attempt
 from jobs.profiles import Profile, profiles
 from jobs.submitting import profiling
 from portal.http.api import ApiRequest, stream
+from portal.http.download import as_download
 from portal.http.openapi import deprecated, described, with_former_names
 from portal.http.problems import Problem
 
@@ -95,9 +96,7 @@ def file(request: ApiRequest, job_id: int, number: int, name: str) -> StreamingH
     if attempt is None:
         raise Problem(404, f"#{job_id} has no attempt {number}.")
     download = files.download(attempt, name)
-    response = stream(request, download.pieces, "application/gzip")
-    response.headers["Content-Disposition"] = f'attachment; filename="{download.name}"'
-    return response
+    return as_download(stream(request, download.pieces, "application/gzip"), download.name)
 
 
 def _profile_shape(profile: Profile) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job
 from portal.http import parquet
 from portal.http.api import ApiRequest, Text, bad_field, json_response, stream
+from portal.http.download import as_download
 from portal.series import bands_read, read, store
 from portal.series.read import Curve
 from portal.series.store import Owner
@@ -125,8 +126,7 @@ def csv(request: ApiRequest, job_id: int, query: Query[PointQuery]) -> Streaming
     owners = _owners(job)
     curves = _curves(owners, query.name, query, points=None)
     response = stream(request, _csv_lines(_pieces(curves, owners)), "text/csv; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.csv"'
-    return response
+    return as_download(response, f"job-{job.pk}.csv")
 
 
 @router.get(
@@ -141,8 +141,7 @@ def as_parquet(request: ApiRequest, job_id: int, query: Query[PointQuery]) -> St
     owners = _owners(job)
     pieces = _pieces(_curves(owners, query.name, query, points=None), owners)
     answer = stream(request, parquet.pieces(COLUMNS, (piece.columns() for piece in pieces)), parquet.MEDIA_TYPE)
-    answer.headers["Content-Disposition"] = f'attachment; filename="job-{job.pk}.parquet"'
-    return answer
+    return as_download(answer, f"job-{job.pk}.parquet")
 
 
 def _owners(job: Job) -> dict[Owner, int]:

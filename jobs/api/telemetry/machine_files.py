@@ -21,6 +21,7 @@ from nodes.telemetry.intake import AHEAD_S
 from nodes.telemetry.thin import RETENTION_S, TENS
 from portal.http import parquet
 from portal.http.api import ApiRequest, stream
+from portal.http.download import as_download
 from portal.http.openapi import described
 from portal.models import User
 from vigil_core import csv_text
@@ -48,7 +49,7 @@ COLUMNS: dict[str, parquet.Kind] = {
 def csv(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> StreamingHttpResponse:
     """Download every sample; those already merged into minutes are their means. `points` is ignored."""
     lines = _lines(_pieces(request.auth, agent_of(name), query))
-    return _download(stream(request, lines, "text/csv; charset=utf-8"), "telemetry.csv")
+    return as_download(stream(request, lines, "text/csv; charset=utf-8"), "telemetry.csv")
 
 
 @router.get(
@@ -59,7 +60,7 @@ def csv(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> Str
 def as_parquet(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> StreamingHttpResponse:
     """Download the same as series.csv. `gpu` is null if a curve belongs to the node; `time` is in Unix seconds."""
     rows = (piece.columns() for piece in _pieces(request.auth, agent_of(name), query))
-    return _download(stream(request, parquet.pieces(COLUMNS, rows), parquet.MEDIA_TYPE), "telemetry.parquet")
+    return as_download(stream(request, parquet.pieces(COLUMNS, rows), parquet.MEDIA_TYPE), "telemetry.parquet")
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,3 @@ def _lines(pieces: Iterator[_MachineSamples]) -> Iterator[str]:
         head = csv_text.write([[piece.node, piece.gpu, piece.name, ""]]).removesuffix("\n")
         pairs = zip(piece.time.tolist(), piece.value.tolist(), strict=True)
         yield "".join(f"{head}{step},{value:g}\n" for step, value in pairs)
-
-
-def _download(answer: StreamingHttpResponse, name: str) -> StreamingHttpResponse:
-    answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return answer
