@@ -13,7 +13,7 @@ from pydantic import Field
 from jobs.api.request import job_of
 from jobs.intake.reports import owner_of
 from jobs.models import Attempt, Job
-from portal.http import parquet
+from portal.http import csv_file, parquet
 from portal.http.api import ApiRequest, Text, bad_field, json_response, stream
 from portal.http.download import as_download
 from portal.series import bands_read, read, store
@@ -21,7 +21,6 @@ from portal.series.read import Curve
 from portal.series.store import Owner
 
 router = Router(tags=["series"])
-CSV_HEADER = "attempt,incarnation,rank,step,time,value\n"
 CSV_ROWS = 10_000  # chunk of the response
 COLUMNS: dict[str, parquet.Kind] = {
     "attempt": "whole", "incarnation": "whole", "rank": "whole", "step": "whole", "time": "number", "value": "number"
@@ -115,9 +114,7 @@ def series(request: ApiRequest, job_id: int, query: Query[CurveQuery]) -> HttpRe
 @router.get(
     "/{int:job_id}/series.csv",
     summary="Every point of a series as CSV, sorted by its columns",
-    openapi_extra={
-        "responses": {200: {"description": CSV_HEADER.strip(), "content": {"text/csv": {"schema": {"type": "string"}}}}}
-    },
+    openapi_extra=csv_file.description(tuple(COLUMNS)),
 )
 def csv(request: ApiRequest, job_id: int, query: Query[PointQuery]) -> StreamingHttpResponse:
     """Download every point, without averaging. Values that are not finite are NaN, Infinity and -Infinity."""
@@ -125,8 +122,7 @@ def csv(request: ApiRequest, job_id: int, query: Query[PointQuery]) -> Streaming
     _check(query)
     owners = _owners(job)
     curves = _curves(owners, query.name, query, points=None)
-    response = stream(request, _csv_lines(_pieces(curves, owners)), "text/csv; charset=utf-8")
-    return as_download(response, f"job-{job.pk}.csv")
+    return csv_file.csv_stream(request, f"job-{job.pk}.csv", tuple(COLUMNS), _csv_lines(_pieces(curves, owners)))
 
 
 @router.get(
@@ -234,7 +230,6 @@ def _pieces(curves: list[Curve], owners: dict[Owner, int]) -> Iterator[_SeriesPo
 
 
 def _csv_lines(pieces: Iterator[_SeriesPoints]) -> Iterator[str]:
-    yield CSV_HEADER
     for piece in pieces:
         columns = (piece.attempt, piece.incarnation, piece.step, piece.time, piece.value)
         yield "".join(

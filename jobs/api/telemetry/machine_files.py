@@ -19,7 +19,7 @@ from nodes.telemetry import read
 from nodes.telemetry.fields import GPU_FIELDS, gpu_owner, host_owner
 from nodes.telemetry.intake import AHEAD_S
 from nodes.telemetry.thin import RETENTION_S, TENS
-from portal.http import parquet
+from portal.http import csv_file, parquet
 from portal.http.api import ApiRequest, stream
 from portal.http.download import as_download
 from portal.http.openapi import described
@@ -27,7 +27,6 @@ from portal.models import User
 from vigil_core import csv_text
 
 router = agents.machines  # shared with a machine's other addresses
-CSV_HEADER = "node,gpu,name,time,value\n"
 POINTS = 200_000  # part of one curve read at a time
 COLUMNS: dict[str, parquet.Kind] = {
     "node": "text", "gpu": "whole", "name": "text", "time": "whole", "value": "number"
@@ -37,19 +36,12 @@ COLUMNS: dict[str, parquet.Kind] = {
 @router.get(
     "/{str:name}/series.csv",
     summary="Every sample of some curves as CSV",
-    openapi_extra=described(
-        {
-            "responses": {
-                200: {"description": CSV_HEADER.strip(), "content": {"text/csv": {"schema": {"type": "string"}}}}
-            }
-        },
-        errors=NO_AGENT,
-    ),
+    openapi_extra=described(csv_file.description(tuple(COLUMNS)), errors=NO_AGENT),
 )
 def csv(request: ApiRequest, name: str, query: Query[MachineSeriesQuery]) -> StreamingHttpResponse:
     """Download every sample; those already merged into minutes are their means. `points` is ignored."""
     lines = _lines(_pieces(request.auth, agent_of(name), query))
-    return as_download(stream(request, lines, "text/csv; charset=utf-8"), "telemetry.csv")
+    return csv_file.csv_stream(request, "telemetry.csv", tuple(COLUMNS), lines)
 
 
 @router.get(
@@ -103,7 +95,6 @@ def _read(
 
 
 def _lines(pieces: Iterator[_MachineSamples]) -> Iterator[str]:
-    yield CSV_HEADER
     for piece in pieces:
         head = csv_text.write([[piece.node, piece.gpu, piece.name, ""]]).removesuffix("\n")
         pairs = zip(piece.time.tolist(), piece.value.tolist(), strict=True)
