@@ -17,10 +17,10 @@ from hashlib import blake2b
 from typing import Any, Self
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
 from nodes.models import Agent, Gpu, NodeEvent
 from nodes.telemetry import warn
+from nodes.telemetry.daily_limit import DailyRowLimit
 from nodes.telemetry.machines import bounded
 from nodes.telemetry.wire import MachineEvent
 from portal import bulk
@@ -238,7 +238,7 @@ class _Folding:
             self.lost[gpu.uuid] = gpu
 
     def _open(self, report: _EventReport, at: datetime, last_at: datetime) -> None:
-        if not self._has_room(at):
+        if not self._limit.take(at):
             self.left_out += 1
             return
         gpu = self.gpus.get(report.gpu)
@@ -274,24 +274,10 @@ class _Folding:
         if row.pk is not None:
             self.changed[row.pk] = row
 
-    def _has_room(self, at: datetime) -> bool:
-        """Return whether the machine may add a row: one that keeps reporting new things must not fill the database."""
-        is_new = at > self._day_ago
-        if self._room[is_new] <= 0:
-            return False
-        self._room[is_new] -= 1
-        return True
-
     @cached_property
-    def _day_ago(self) -> datetime:
-        return timezone.now() - timedelta(days=1)
-
-    @cached_property
-    def _room(self) -> dict[bool, int]:
-        """Return how many rows there may yet be, of the last day (True) and of days before."""
+    def _limit(self) -> DailyRowLimit:
         rows = NodeEvent.objects.filter(agent=self.agent)
-        new, old = rows.filter(at__gt=self._day_ago).count(), rows.filter(at__lte=self._day_ago).count()
-        return {True: MAX_PER_DAY - new, False: MAX_OLD - old}
+        return DailyRowLimit(rows, "at", per_day=MAX_PER_DAY, older=MAX_OLD)
 
     def _mounted(self, report: _EventReport) -> dict[str, str]:
         """Return the source mounted there, which identifies a file system across machines."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from typing import Any
-
-from django.utils import timezone
 
 from gpus import health
 from nodes.models import Agent, Gpu, GpuPlace, NodeEvent
 from nodes.telemetry import warn
+from nodes.telemetry.daily_limit import DailyRowLimit
 from portal import bulk
 from vigil_core import untrusted
 
@@ -181,31 +180,17 @@ class MachineGpus:
                 self._leave(other, at)
         self.by_index[gpu.index][gpu.uuid] = gpu
         self._end(gpu.uuid, at)
-        if not self._has_room(at):
+        if not self._limit.take(at):
             text = "%s: the slots of its GPUs change more than %d times a day: later changes are left out"
             warn.once(("places", self.agent.pk), text, self.agent, MAX_PLACES_PER_DAY)
             return
         self.places[gpu.uuid] = GpuPlace(gpu=gpu, agent_id=gpu.agent_id, index=gpu.index, since=at)
         self.begun.append(self.places[gpu.uuid])
 
-    def _has_room(self, at: datetime) -> bool:
-        """Return whether the machine may add a slot interval: a driver that swaps indices must not fill the table."""
-        is_new = at > self._day_ago
-        if self._room[is_new] <= 0:
-            return False
-        self._room[is_new] -= 1
-        return True
-
     @cached_property
-    def _day_ago(self) -> datetime:
-        return timezone.now() - timedelta(days=1)
-
-    @cached_property
-    def _room(self) -> dict[bool, int]:
-        """Return how many slot intervals there may yet be, of the last day (True) and of days before."""
+    def _limit(self) -> DailyRowLimit:
         rows = GpuPlace.objects.filter(agent=self.agent)
-        new, old = rows.filter(since__gt=self._day_ago).count(), rows.filter(since__lte=self._day_ago).count()
-        return {True: MAX_PLACES_PER_DAY - new, False: MAX_OLD_PLACES - old}
+        return DailyRowLimit(rows, "since", per_day=MAX_PLACES_PER_DAY, older=MAX_OLD_PLACES)
 
     def _leave(self, gpu: Gpu, at: datetime) -> None:
         self._set(gpu, {"gone_at": at})
