@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from django.conf import settings
 from ninja import Router, Schema
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from jobs.api.request import job_of
 from jobs.waiting import pending
-from jobs.waiting.block import Block, MaintenanceEffect
+from jobs.waiting.block import Block, BlockKind, MaintenanceEffect
 from jobs.waiting.variants import Variant, as_options
 from portal.http.api import ApiRequest
 from portal.http.openapi import deprecated, with_former_names
@@ -19,18 +19,7 @@ router = Router(tags=["jobs"])
 
 
 class BlockShape(Schema):
-    kind: Literal[
-        "limit",
-        "nodes",
-        "fragmentation",
-        "priority",
-        "dependency",
-        "time",
-        "reservation",
-        "partition",
-        "held",
-        "maintenance",
-    ]
+    kind: BlockKind
     text: str
     name: str = Field(
         description='Name of the limit, reservation or partition: "QOS small"; else the scheduler\'s reason.'
