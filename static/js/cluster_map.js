@@ -41,7 +41,8 @@ function showReadout(parts, byKey) {
 }
 
 async function openCard(node, index, box) {
-  await htmx.ajax("GET", `/cluster/${encodeURIComponent(node)}/${index}`, { target: card, swap: "innerHTML" });
+  const url = card.dataset.url.replace("NODE", () => encodeURIComponent(node)).replace(/0$/, index);
+  await htmx.ajax("GET", url, { target: card, swap: "innerHTML" });
   if (!card.textContent.trim()) return;
   card.showPopover();
   const root = document.documentElement;

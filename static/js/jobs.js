@@ -14,7 +14,7 @@ function applyLine(line) {
   }
   if (row.dataset.state !== line.state) {
     row.dataset.state = line.state;
-    htmx.ajax("GET", `/jobs/row/${line.job}`, { target: row, swap: "outerHTML" });
+    htmx.ajax("GET", row.dataset.url, { target: row, swap: "outerHTML" });
     return;
   }
   if (line.step === null) return;

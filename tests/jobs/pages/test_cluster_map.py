@@ -305,6 +305,7 @@ def test_the_card_of_a_gpu(mira: User) -> None:
     assert "train <b>" in card
     assert "train <b>" not in signed_in(mira).get("/cluster/dgx-01/0").text, "a process names itself: it is escaped"
     assert "secret.py" in page_text(mira, "/cluster/dgx-01/1")
+    assert 'data-url="/cluster/NODE/0"' in page_text(mira, "/cluster"), "its script puts node and index there"
     for address in ("/cluster/dgx-01/2", "/cluster/nowhere/0", "/cluster/dgx-01/x"):
         assert signed_in(mira).get(address).status_code == 404
     Agent.objects.update(heard_at=timezone.now() - timedelta(minutes=5))

@@ -83,6 +83,12 @@ def test_htmx_gets_the_table_alone_and_caches_apart(client: Client, mira: User, 
     assert "HX-Target" in response.headers["Vary"]
 
 
+def test_a_row_names_the_address_that_shows_it_again(client: Client, mira: User, project: Project) -> None:
+    job = a_job(mira, project, name="lora-a")
+    address = client.get("/jobs").text.split(f'id="job-{job.pk}"')[1].split('data-url="')[1].split('"')[0]
+    assert f'id="job-{job.pk}"' in client.get(address).text
+
+
 def test_empty_lists_explain_what_to_do(client: Client, mira: User, project: Project) -> None:
     assert "No jobs yet" in text(client.get("/jobs"))
     a_job(mira, project)
