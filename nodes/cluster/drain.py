@@ -11,6 +11,9 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from nodes.cluster import sync
+from nodes.cluster.service_state import service_state
+from nodes.health import limits
+from nodes.health.requesters import is_health_rule
 from nodes.models import HealthEntry, Node, NodeOrder, Reading
 from nodes.schedulers.base import Scheduler, SchedulerError
 from nodes.scheduling import node_states
@@ -216,6 +219,9 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         again = f"{order.action.capitalize()} it again to override that."
         _end(order, NodeOrder.State.REFUSED, f"{DrainedByAnother(node)} {again}")
         return
+    if _is_limited(order) and (refusal := limits.partition_refusal(service_state(counts_waiting=False), order.node)):
+        _end(order, NodeOrder.State.REFUSED, refusal)  # others went out of service since it was ordered
+        return
     # Before the call: whoever withdraws the order while it is under way must not take it for one never sent.
     if not NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now()):
         return
@@ -230,6 +236,11 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     sync.hurry(Reading.Part.NODES)
     if not _end(order, NodeOrder.State.DONE, ""):
         _note_carried_out_anyway(order, node)
+
+
+def _is_limited(order: NodeOrder) -> bool:
+    """Return whether it is a drain that a health rule ordered."""
+    return order.action == NodeOrder.Action.DRAIN and bool(order.rule) and is_health_rule(order.rule)
 
 
 def _is_set_by_replaced_order(order: NodeOrder, node: Node) -> bool:

@@ -68,6 +68,11 @@ def refusal(cluster: ServiceState, drains: Iterable[AutomaticDrain], node: str, 
     limit = hourly_limit(cluster.nodes)
     if node not in recent and len(recent) >= limit:
         return f"Vigil has drained {len(recent)} of at most {limit} nodes in the last hour."
+    return partition_refusal(cluster, node)
+
+
+def partition_refusal(cluster: ServiceState, node: str) -> str:
+    """Return which partition would have too few nodes in service without this one; "" if none."""
     for name, members in sorted(cluster.partitions.items()):
         if node not in members:
             continue

@@ -21,6 +21,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
+from nodes.cluster.service_state import service_state
 from nodes.health import limits
 from nodes.health.requesters import SPARE
 from nodes.health.rules.rule import OUT_OF_SERVICE
@@ -28,7 +29,7 @@ from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, No
 from nodes.monitoring import policies
 from nodes.monitoring.evaluate import LATE
 from nodes.remediation.existing_drain import existing_drain
-from nodes.remediation.limits_used import automatic_drains, service_state
+from nodes.remediation.limits_used import automatic_drains
 from nodes.remediation.reason import drain_reason
 from portal import bulk
 from portal.access import note

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from nodes.cluster.service_state import service_state
 from nodes.health import limits
-from nodes.models import HotSpare, Node, NodeOrder
-from nodes.scheduling import node_states
+from nodes.models import NodeOrder
 
 MAX_PLANTED = 4
 """Nodes that game days take out in an hour: each plants at most two faults that drain a node."""
@@ -43,27 +42,6 @@ def limits_used(now: datetime) -> LimitsUsed:
     partitions.sort(key=lambda partition: partition.out - partition.most, reverse=True)
     drained = {drain.node for drain in automatic_drains(now)}
     return LimitsUsed(len(drained), limits.hourly_limit(cluster.nodes), partitions)
-
-
-def service_state() -> limits.ServiceState:
-    """Return the nodes by partition, and those out of service or ordered to be.
-
-    A standby spare is neither a node that serves nor one that is missing: drained as planned, it must not use up what
-    may fail, nor, as one of the partition's nodes, raise it. Nor does a node that is only named in slurm.conf. The
-    nodes name their partitions: a limit holds even where those could not be read.
-    """
-    spares = set(HotSpare.objects.standby().values_list("node", flat=True))
-    everything = Node.objects.reported().only("name", "state", "partitions")
-    nodes = [node for node in everything if node.name not in spares and node_states.is_set_up(node.state)]
-    partitions: defaultdict[str, set[str]] = defaultdict(set)
-    for node in nodes:
-        for name in node.partitions:
-            partitions[name].add(node.name)
-    ordered = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN).values_list("node", flat=True)
-    out = {node.name for node in nodes if not node_states.is_in_service(node.state)} | set(ordered)
-    return limits.ServiceState(
-        {name: frozenset(names) for name, names in partitions.items()}, frozenset(out), len(nodes)
-    )
 
 
 def automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:

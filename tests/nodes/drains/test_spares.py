@@ -10,9 +10,10 @@ import pytest
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
+from nodes.cluster.service_state import service_state
 from nodes.drains import maintenance, spares
 from nodes.models import HealthControl, HotSpare, Node, NodeOrder, Reading
-from nodes.remediation import inbox, limits_used
+from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
 from tests.lab import a_project, bearer, person, signed_in
@@ -44,7 +45,7 @@ def test_is_drained_once_and_is_not_counted_as_out_of_service(lab: Lab, ops: Use
     lab.step()
     assert lab.scheduler.drained == {"dgx-12": STANDBY}
     assert NodeOrder.objects.count() == 1
-    cluster = limits_used.service_state()
+    cluster = service_state()
     assert (cluster.nodes, len(cluster.partitions["gpu"]), cluster.out) == (11, 11, frozenset())
     page = signed_in(ops).get("/drains").text.replace("\N{NO-BREAK SPACE}", " ")
     assert "All other nodes are in service." in page
