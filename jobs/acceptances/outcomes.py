@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
 
+from jobs.burnins import health
 from jobs.burnins.verdicts import LOST_NODE
 from jobs.reliability.comparison import compare
 from nodes.acceptance.clauses import ClauseOutcome
@@ -22,6 +23,7 @@ from nodes.acceptance.outcomes import (
 from nodes.burnin.evidence import TEST, BurnInFinding, NodeResults
 from nodes.burnin.reports import ItemSummary
 from nodes.models import BurnIn, BurnInNode, BurnInTest, HealthEntry
+from nodes.monitoring.site_rules import rules_in_force
 from vigil_core import formatting
 
 REQUIRED_RATE = "Meta RSC-1"
@@ -80,7 +82,11 @@ def _failures(burn_in: BurnIn, rows: list[BurnInNode]) -> FailureCount:
 
 
 def _findings(start: datetime, end: datetime, names: set[str]) -> Iterable[tuple[str, datetime, str]]:
+    """Yield what takes a node out of service: what opened meanwhile, and what was open and was observed again."""
     entries = HealthEntry.objects.out_of_service_between(start, end).filter(node__in=names)
     for entry in entries.order_by("pk")[:MAX_ENTRIES]:
         if entry.opened_at is not None:
             yield entry.node, entry.opened_at, f"{entry.title} (health rule {entry.rule})."
+    for entry in health.observed_again(names, start, rules_in_force(), MAX_ENTRIES):
+        at = min(max(entry.last_seen, start), end)
+        yield entry.node, at, f"{entry.title} again (health rule {entry.rule})."

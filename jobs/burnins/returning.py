@@ -1,6 +1,6 @@
 """Decide what becomes of each node after its burn-in, and close the burn-in.
 
-    passed         stays in service; what health rules found before, and needed a burn-in, is cleared
+    passed         stays in service; what health rules found before, and leave to no person, is cleared
     failed         is drained with the first reason
     otherwise      is drained again if it was drained before
 
@@ -10,19 +10,21 @@ while it was away, is repeated: until the node is drained, the reservation must 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 
 from django.db import transaction
 from django.utils import timezone
 
-from jobs.burnins import golden
+from jobs.burnins import golden, health, verdicts
 from jobs.burnins.verdicts import results_of
 from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict
 from jobs.queueing import queue
 from nodes.burnin.judge import FAILED, PASSED
 from nodes.cluster import drain, sync
+from nodes.health.rules.rule import Rule
 from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
@@ -77,6 +79,9 @@ def finish(burn_in: BurnIn) -> None:
 
 
 def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
+    rules = rules_in_force()
+    if row.verdict == PASSED:
+        verdicts.judge_again(burn_in, row, rules)
     node = Node.objects.filter(name=row.node).first()
     outcome, order = "", None
     reason = _drain_reason(burn_in, row)
@@ -84,7 +89,7 @@ def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
         now = timezone.now()
         NodeOrder.objects.open().filter(pk=row.undrain_order.pk).update(state=NodeState.REPLACED, ended_at=now)
     elif row.verdict == PASSED:
-        _clear_entries(burn_in, row)
+        _clear_entries(burn_in, row, rules)
     elif reason and node is not None:
         try:
             order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, rule=rule)
@@ -111,15 +116,11 @@ def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:
     return ""
 
 
-def _clear_entries(burn_in: BurnIn, row: BurnInNode) -> None:
-    """Clear what only a passed burn-in clears, unless something was observed since it began."""
-    rules = rules_in_force()
-    for entry in HealthEntry.objects.active().filter(node=row.node, first_seen__lt=burn_in.tests_began_at):
-        found = rules.get(entry.rule)
-        if found is None or not (found.needs_burn_in or found.clearing.ending == "burn-in"):
-            continue
-        is_about_past = all(trigger.signal.is_history for trigger in found.triggers)
-        if is_about_past or entry.last_seen < burn_in.tests_began_at:
+def _clear_entries(burn_in: BurnIn, row: BurnInNode, rules: Mapping[str, Rule]) -> None:
+    """Clear what a passed burn-in clears, unless something was observed since it began."""
+    since = burn_in.tests_began_at
+    for entry in HealthEntry.objects.active().filter(node=row.node, first_seen__lt=since):
+        if health.is_ended_by_burn_in(entry, rules) and not health.is_observed_since(entry, since, rules):
             inbox.clear(None, entry.pk, f"Burn-in {burn_in.pk} passed.")
 
 

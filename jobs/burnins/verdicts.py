@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from django.db.models import QuerySet
-from django.utils import timezone
 
-from jobs.burnins import golden
+from jobs.burnins import golden, health
 from nodes.burnin.evidence import EVENT, BurnInFinding, NodeResults
-from nodes.burnin.judge import FAILED, NodeVerdict, judge
-from nodes.models import BurnIn, BurnInNode, HealthEntry, Node
+from nodes.burnin.judge import FAILED, INCONCLUSIVE, PASSED, NodeVerdict, judge
+from nodes.health.rules.rule import Rule
+from nodes.models import BurnIn, BurnInNode, Node
+from nodes.monitoring.site_rules import rules_in_force
 from nodes.schedulers.base import JobStatus
 from nodes.scheduling import node_states
 
@@ -34,8 +35,17 @@ def end_text(status: JobStatus) -> str:
 def verdicts_of(burn_in: BurnIn) -> dict[str, NodeVerdict]:
     """Judge every node; return the verdicts by name."""
     nodes = [results_of(row, burn_in) for row in burn_in.nodes.order_by("node")]
-    verdicts = judge(nodes, golden.records_for(nodes))
-    return {name: _with_health(burn_in, name, verdict) for name, verdict in verdicts.items()}
+    verdicts, rules = judge(nodes, golden.records_for(nodes)), rules_in_force()
+    since = burn_in.tests_began_at
+    return {name: _with_health(verdict, health.findings_of(name, since, rules)) for name, verdict in verdicts.items()}
+
+
+def judge_again(burn_in: BurnIn, row: BurnInNode, rules: Mapping[str, Rule]) -> None:
+    """Change the verdict of a node that passed if health rules have found something on it since."""
+    if found := health.findings_of(row.node, burn_in.tests_began_at, rules):
+        verdict = NodeVerdict(PASSED, [BurnInFinding(**finding) for finding in row.findings])
+        store(burn_in, {row.node: _with_health(verdict, found)})
+        row.refresh_from_db(fields=["verdict", "findings"])
 
 
 def store(burn_in: BurnIn, verdicts: Mapping[str, NodeVerdict]) -> None:
@@ -71,11 +81,12 @@ def _failed_since(name: str, moment: datetime) -> bool:
     return has_rebooted or not DOWN.isdisjoint(node_states.state_words(node.state))
 
 
-def _with_health(burn_in: BurnIn, name: str, verdict: NodeVerdict) -> NodeVerdict:
-    """Fail a node on which a health rule found something meanwhile that takes it out of service."""
-    entries = HealthEntry.objects.out_of_service_between(burn_in.tests_began_at, timezone.now()).filter(node=name)
-    texts = sorted({f"{entry.title} during the burn-in (health rule {entry.rule})." for entry in entries[:20]})
-    if not texts:
+def _with_health(verdict: NodeVerdict, found: Sequence[BurnInFinding]) -> NodeVerdict:
+    """Fail a node that health rules found something on meanwhile; one on which a fault is left to a person has none."""
+    if not found:
         return verdict
-    findings = [*(BurnInFinding(text, kind=EVENT) for text in texts), *verdict.findings]
-    return replace(verdict, verdict=FAILED, findings=findings)
+    failures = [finding for finding in found if finding.kind == EVENT]
+    others = [finding for finding in found if finding.kind != EVENT]
+    text = FAILED if failures else INCONCLUSIVE if verdict.verdict == PASSED else verdict.verdict
+    findings = sorted([*failures, *verdict.findings, *others], key=lambda finding: finding.is_warning)
+    return replace(verdict, verdict=text, findings=findings)

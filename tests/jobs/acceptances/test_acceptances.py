@@ -212,6 +212,26 @@ def test_an_xid_during_passed_tests_is_judged_as_a_failure_only(cluster: Simulat
     assert failed == {"failures"}, acceptance.summary
 
 
+@pytest.mark.parametrize("recurs", [True, False])
+def test_a_finding_from_before_the_tests_counts_if_it_is_observed_again(
+    cluster: SimulatedCluster, client: Client, recurs: bool
+) -> None:
+    cluster.lab.xid(79, "dgx-02")
+    cluster.lab.step()
+    acceptance = begin(cluster, client)
+    cluster.until_running()
+    report_configuration(cluster)
+    advance_acceptances()
+    write_results(cluster)
+    if recurs:
+        cluster.lab.xid(79, "dgx-02")
+        cluster.lab.step()
+    found = finish(cluster, acceptance)
+    assert found["failures"]["outcome"] == ("failed" if recurs else "passed"), acceptance.summary
+    assert any("again (health rule off-bus)" in text for text in found["failures"]["details"]) == recurs
+    assert cluster.row("dgx-02").verdict == ("failed" if recurs else "passed")
+
+
 def test_a_node_that_dies_rejects(cluster: SimulatedCluster, client: Client) -> None:
     acceptance = begin(cluster, client)
     cluster.until_running()
