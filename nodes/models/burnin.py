@@ -107,7 +107,7 @@ class BurnInNode(models.Model):
     undrain_order = models.ForeignKey(NodeOrder, models.SET_NULL, null=True, blank=True, related_name="+")
     return_order = models.ForeignKey(NodeOrder, models.SET_NULL, null=True, blank=True, related_name="+")
     is_returned = models.BooleanField(default=False, help_text="What follows from the verdict was ordered.")
-    is_lost = models.BooleanField(default=False, help_text="The node failed while the tests ran.")
+    is_lost = models.BooleanField(default=False, db_default=False, help_text="The node failed while the tests ran.")
     outcome = models.CharField(max_length=300, blank=True, help_text="What became of the node.")
     verdict = models.CharField(max_length=16, blank=True)
     findings = models.JSONField(default=list, blank=True, help_text="Sentences: text, and whether it is a warning.")
