@@ -10,7 +10,7 @@ import click
 from vigil_cli.node_tests import follow_tests, start_tests
 from vigil_cli.params import as_json, node_names, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import table
+from vigil_cli.tables.columns import table
 from vigil_cli.terminal import echo
 from vigil_cli.times import Duration
 

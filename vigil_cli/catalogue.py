@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import click
 
-from vigil_cli import tables
 from vigil_cli.params import Commands, as_json, out
 from vigil_cli.portal import CliError, Portal, find_portal
+from vigil_cli.tables.columns import local, table
 from vigil_cli.terminal import echo, echo_whole
 
 if TYPE_CHECKING:
@@ -219,11 +219,11 @@ def _table(answer: dict[str, Any]) -> list[str]:
                 "yes" if entry["is_enabled"] else "no",
                 entry["changed_by"],
             ),
-            *(tables.local(entry["changed_at"])[:16], entry["pattern"] or entry["exception"]),
+            *(local(entry["changed_at"])[:16], entry["pattern"] or entry["exception"]),
         ]
         for entry in answer["items"]
     ]
-    return tables.table(
+    return table(
         head, rows, "No entries: this site uses only the built-in catalogue. Add entries with `vigil catalogue add`."
     )
 
@@ -254,7 +254,7 @@ def _replay_lines(replay_status: dict[str, Any]) -> list[str]:
     ]
     lines = [lead, *([replay_status["outcome"]] if replay_status["outcome"] else [])]
     head = ["JOB", "NAME", "ATTEMPT>", "BEFORE", "AFTER", "CONFIDENCE>", "JUDGED BY PEOPLE"]
-    return [*lines, *(tables.table(head, rows, "") if rows else [])]
+    return [*lines, *(table(head, rows, "") if rows else [])]
 
 
 def _write_case(folder: Path, case: dict[str, Any]) -> None:

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 import click
 
-from vigil_cli import tables
 from vigil_cli.params import as_json, job_id, out
 from vigil_cli.portal import find_portal, kind_of
+from vigil_cli.tables import jobs as job_tables
 
 checkpoint_name = click.argument(
     "name", metavar="CHECKPOINT", callback=lambda context, option, name: _checkpoint_name(name)
@@ -26,7 +26,7 @@ def checkpoints(job_id: int, as_json: bool) -> None:
     """
     portal = find_portal()
     found = list(portal.items(f"jobs/{job_id}/checkpoints", limit=200))
-    out({"items": found}, lambda answer: tables.checkpoints(answer, kind_of(portal, job_id).unit), as_json)
+    out({"items": found}, lambda answer: job_tables.checkpoints(answer, kind_of(portal, job_id).unit), as_json)
 
 
 @click.command()

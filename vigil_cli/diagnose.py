@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vigil_cli import tables
 from vigil_cli.params import as_json, job_id, limit_option, out
 from vigil_cli.portal import CliError, find_portal, kind_of
-from vigil_cli.tables import current
+from vigil_cli.tables import jobs as job_tables
+from vigil_cli.tables.columns import current
 from vigil_cli.terminal import echo, echo_whole
 from vigil_core import formatting
 
@@ -81,7 +81,7 @@ def postmortem(job_id: int, attempt: int | None, markdown: bool, as_json: bool) 
 def postmortems(limit: int, as_json: bool, **filters: Any) -> None:
     """List incidents, newest first."""
     found = list(find_portal().items("postmortems", most=limit, limit=min(limit, 200), **filters))
-    out({"items": found}, tables.incidents, as_json)
+    out({"items": found}, job_tables.incidents, as_json)
 
 
 def _postmortem_lines(document: dict[str, Any], units: str) -> list[str]:

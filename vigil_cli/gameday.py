@@ -9,7 +9,7 @@ import click
 from vigil_cli.node_tests import continues_on_interrupt
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import Portal, find_portal
-from vigil_cli.tables import table
+from vigil_cli.tables.columns import table
 from vigil_cli.terminal import echo
 from vigil_cli.watch import Record, poll_until
 from vigil_core import formatting

@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.params import Commands, as_json, confirm, out
 from vigil_cli.portal import CliError, find_portal
-from vigil_cli.tables import local, table
+from vigil_cli.tables.columns import local, table
 from vigil_core import formatting
 
 MAX_FINDINGS = 1_000

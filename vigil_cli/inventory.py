@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import table
+from vigil_cli.tables.columns import table
 from vigil_core import formatting
 
 MAX_NAMES = 4

@@ -23,7 +23,6 @@ from vigil_cli import (
     checkpoints,
     cluster,
     diagnose,
-    drains,
     gameday,
     health,
     inventory,
@@ -35,14 +34,16 @@ from vigil_cli import (
     runbooks,
     spares,
     sweeps,
-    tables,
     telemetry,
     waste,
 )
 from vigil_cli import check as check_commands
+from vigil_cli.drains import commands as drains
 from vigil_cli.params import Commands, as_json, job_id, limit_option, out, print_version
 from vigil_cli.portal import CliError, Portal, find_portal
 from vigil_cli.site import needs_site
+from vigil_cli.tables import jobs as job_tables
+from vigil_cli.tables import portal as portal_tables
 from vigil_cli.terminal import echo, echo_whole
 from vigil_core import installation, kinds
 
@@ -113,7 +114,7 @@ def submit(
     portal = find_portal()
     if check:
         found = sending.check(portal, text)
-        out(found, tables.findings, as_json)
+        out(found, job_tables.findings, as_json)
         raise click.exceptions.Exit(1 if any(f["level"] == "error" for f in found["findings"]) else 0)
     packed = sending.pack_for(spec, text)
     if packed and packed.left_out:
@@ -148,7 +149,7 @@ def jobs(limit: int, as_json: bool, **filters: Any) -> None:
     if not found and not as_json and any(value for name, value in filters.items() if name != "sort"):
         click.echo("No matching jobs. `vigil jobs` lists all.")
         return
-    out({"items": found}, tables.jobs, as_json)
+    out({"items": found}, job_tables.jobs, as_json)
 
 
 @main.command()
@@ -156,7 +157,7 @@ def jobs(limit: int, as_json: bool, **filters: Any) -> None:
 @as_json
 def job(job_id: int, as_json: bool) -> None:
     """Show one job."""
-    out(find_portal().get(f"jobs/{job_id}"), tables.job, as_json)
+    out(find_portal().get(f"jobs/{job_id}"), job_tables.job, as_json)
 
 
 @main.command()
@@ -167,7 +168,7 @@ def why(job_id: int, as_json: bool) -> None:
 
     Also prints which variants of it could start now.
     """
-    out(find_portal().get(f"jobs/{job_id}/why"), tables.why, as_json)
+    out(find_portal().get(f"jobs/{job_id}/why"), job_tables.why, as_json)
 
 
 @main.command()
@@ -219,7 +220,7 @@ def environment(job_id: int, attempt: int | None, as_json: bool) -> None:
     """
     portal = find_portal()
     number = attempt or portal.get(f"jobs/{job_id}")["attempt"]["number"]
-    out(portal.get(f"jobs/{job_id}/attempts/{number}/environment"), tables.environment, as_json)
+    out(portal.get(f"jobs/{job_id}/attempts/{number}/environment"), job_tables.environment, as_json)
 
 
 @main.command()
@@ -262,7 +263,7 @@ def resume(job_id: int, step: int | None, steps: int | None, watch: bool, as_jso
 @as_json
 def tokens(as_json: bool) -> None:
     """List your API tokens. Create them on the page /me/."""
-    out(find_portal().get("tokens"), tables.tokens, as_json)
+    out(find_portal().get("tokens"), portal_tables.tokens, as_json)
 
 
 @main.command()
@@ -281,7 +282,7 @@ def backup(file: Path, force: bool, as_json: bool) -> None:
     needs_site("backup")
     from vigil_cli import backup as command
 
-    out(command.backup(file, force=force), tables.backup, as_json)
+    out(command.backup(file, force=force), portal_tables.backup, as_json)
 
 
 @main.command()
@@ -298,7 +299,7 @@ def restore(file: Path, force: bool, as_json: bool) -> None:
     needs_site("restore")
     from vigil_cli import backup as command
 
-    out(command.restore(file, force=force), tables.restored, as_json)
+    out(command.restore(file, force=force), portal_tables.restored, as_json)
 
 
 @main.command("login-link")

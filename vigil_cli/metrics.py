@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from vigil_cli import tables
 from vigil_cli.params import out
 from vigil_cli.portal import CliError, Portal, kind_of
+from vigil_cli.tables import jobs as job_tables
 from vigil_cli.terminal import echo_whole
 
 SERIES_PER_REQUEST = 32  # the portal's limit of series per request
@@ -44,7 +44,7 @@ def show(
     newest = _newest(portal, job_id, found, which)
     out(
         found,
-        lambda items: tables.metrics(items, newest, units=kind_of(portal, job_id).units, superseded=superseded),
+        lambda items: job_tables.metrics(items, newest, units=kind_of(portal, job_id).units, superseded=superseded),
         as_json,
     )
 
@@ -79,7 +79,7 @@ def _newest(
         for item in _curves(portal, job_id, list(dict.fromkeys(those)), at):
             if item["step"]:
                 words = [word for _, _, word in item["gaps"]]
-                found[*tables.line_of(item), step] = words[-1] if words else item["value"][-1]
+                found[*job_tables.line_of(item), step] = words[-1] if words else item["value"][-1]
     return found
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from vigil_cli.drain import DRAINED
+from vigil_cli.drains.one_node import DRAINED
 from vigil_cli.portal import CliError, Portal
 from vigil_cli.terminal import echo
 from vigil_cli.watch import Record, poll_until

@@ -6,9 +6,9 @@ import json
 
 import click
 
-from vigil_cli import tables
 from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import find_portal
+from vigil_cli.tables import portal as portal_tables
 from vigil_cli.terminal import echo
 
 
@@ -31,7 +31,7 @@ def notices(unread: bool, limit: int, read: tuple[int, ...], as_json: bool) -> N
             echo(json.dumps(notice) if as_json else f"Marked {notice_id} as read: {notice['title']}")
         return
     found = list(portal.items("notices", most=limit, unread="true" if unread else None, limit=min(limit, 200)))
-    out({"items": found}, tables.notices, as_json)
+    out({"items": found}, portal_tables.notices, as_json)
 
 
 ALL = (notices,)

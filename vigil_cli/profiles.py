@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import click
 
-from vigil_cli import tables
 from vigil_cli.params import as_json, job_id, out
 from vigil_cli.portal import CliError, Portal, find_portal
-from vigil_cli.tables import current
+from vigil_cli.tables import jobs as job_tables
+from vigil_cli.tables.columns import current
 
 POLL_S = 1.0
 
@@ -51,7 +51,7 @@ def profiles(job_id: int, fetch: str | None, as_json: bool) -> None:
     portal = find_portal()
     found = portal.get(f"jobs/{job_id}/profiles")
     if fetch is None:
-        out(found, tables.profiles, as_json)
+        out(found, job_tables.profiles, as_json)
         return
     chosen = next((item for item in found["items"] if item["name"] == fetch), None)
     if chosen is None:

@@ -8,7 +8,7 @@ import click
 
 from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import table
+from vigil_cli.tables.columns import table
 from vigil_core import formatting
 
 GROUPINGS = ["cause", "node", "rack", "partition", "project", "week"]

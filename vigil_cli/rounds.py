@@ -11,7 +11,7 @@ import click
 
 from vigil_cli.params import as_json, job_id, limit_option, out
 from vigil_cli.portal import CliError, Portal, find_portal, kind_of
-from vigil_cli.tables import table
+from vigil_cli.tables.columns import table
 from vigil_cli.terminal import echo_whole
 from vigil_core import csv_text, formatting
 

@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import CliError, find_portal
-from vigil_cli.tables import local, table
+from vigil_cli.tables.columns import local, table
 from vigil_cli.terminal import echo, echo_whole
 
 

@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.params import Commands, as_json, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import local, table
+from vigil_cli.tables.columns import local, table
 
 
 @click.group(cls=Commands, invoke_without_command=True)

@@ -7,9 +7,11 @@ from typing import Any
 
 import click
 
-from vigil_cli import sweep_tables, tables, watch
+from vigil_cli import watch
 from vigil_cli.params import SweepId, as_json, limit_option, out
 from vigil_cli.portal import Portal, find_portal
+from vigil_cli.tables import jobs as job_tables
+from vigil_cli.tables import sweeps as sweep_tables
 
 
 @click.command()
@@ -56,7 +58,7 @@ def follow(portal: Portal, found: dict[str, Any], as_json: bool, *, lead: str = 
     screen.print_line(lead or f"Sweep {found['id']} {found['name']}: {found['url']}")
 
     def changed(now: dict[str, Any]) -> None:
-        screen.print_line(f"sweep {now['id']} {tables.counts(now['counts'])}")
+        screen.print_line(f"sweep {now['id']} {job_tables.counts(now['counts'])}")
         if as_json:
             click.echo(json.dumps({"type": "progress", "sweep": now["id"], "counts": now["counts"]}))
 

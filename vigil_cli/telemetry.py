@@ -10,7 +10,7 @@ import click
 
 from vigil_cli.params import as_json, out
 from vigil_cli.portal import CliError, find_portal, node_path
-from vigil_cli.tables import TableRow, current, table
+from vigil_cli.tables.columns import TableRow, current, table
 from vigil_cli.terminal import echo_whole
 from vigil_core import formatting
 

@@ -9,7 +9,7 @@ import click
 
 from vigil_cli.params import as_json, limit_option, out
 from vigil_cli.portal import find_portal
-from vigil_cli.tables import current, table
+from vigil_cli.tables.columns import current, table
 from vigil_core import formatting
 
 

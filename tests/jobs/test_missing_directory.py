@@ -16,7 +16,7 @@ from portal.models import User
 from tests.jobs.following.submission.test_handover import newest, stalled
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.jobs.submissions import submit_spec
-from vigil_cli import tables
+from vigil_cli.tables import jobs as job_tables
 
 pytestmark = pytest.mark.django_db
 
@@ -46,7 +46,7 @@ def test_page_rest_and_command_name_what_is_missing_and_the_remedy(client: Clien
     assert text["explained"] == text["attempt"]["explained"]
     assert text["explained"].startswith(f"Its run directory {root} is missing")
     assert "Put it back from the backup of VIGIL_RUNS, or cancel this job and submit it again." in text["explained"]
-    assert f"{root} is missing" in " ".join(tables.job(text))
+    assert f"{root} is missing" in " ".join(job_tables.job(text))
     page = client.get(f"/jobs/{queued.pk}").content.decode()
     assert "It cannot start." in page
     assert "Put it back from the backup of VIGIL_RUNS" in page

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.vigil_cli.commands import nowhere, portal, problem, vigil  # noqa: F401
-from vigil_cli import drain
+from vigil_cli.drains import one_node
 
 READING = {"read_at": "2026-01-31T12:00:00Z", "error": "", "failing_since": None}
 NODE = {
@@ -30,7 +30,7 @@ QUEUED = {
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(drain, "POLL_S", 0)
+    monkeypatch.setattr(one_node, "POLL_S", 0)
 
 
 def test_nodes_and_a_single_node(portal):  # noqa: F811
@@ -91,10 +91,10 @@ def test_a_script_undrains_a_node_that_somebody_else_drained_only_with_replace(p
 
 def test_a_person_replaces_the_drain_that_was_shown(portal, monkeypatch):  # noqa: F811
     terminal = SimpleNamespace(isatty=lambda: True)
-    monkeypatch.setattr(drain, "sys", SimpleNamespace(stdin=terminal, stderr=terminal))
-    monkeypatch.setattr(drain.click, "confirm", lambda *_, **__: True)
+    monkeypatch.setattr(one_node, "sys", SimpleNamespace(stdin=terminal, stderr=terminal))
+    monkeypatch.setattr(one_node.click, "confirm", lambda *_, **__: True)
     taken = problem(409, "dgx-01 is drained by root: RMA 4711. Send `replaces` …")
-    body = {**json.loads(taken.content), "type": drain.DRAINED}
+    body = {**json.loads(taken.content), "type": one_node.DRAINED}
     portal.answers["POST", "nodes/dgx-01/undrain"] = [httpx.Response(409, json=body), {**ORDER, "state": "done"}]
     portal.answers["GET", "nodes/dgx-01"] = {**NODE, "reason": "RMA 4711"}
     assert "dgx-01 is drained by root: RMA 4711." in vigil("undrain", "dgx-01").stderr
@@ -111,7 +111,7 @@ def test_undrain_that_is_refused(portal):  # noqa: F811
 
 
 def test_an_order_that_takes_longer(portal, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(drain, "WAIT_S", 0)
+    monkeypatch.setattr(one_node, "WAIT_S", 0)
     portal.answers["POST", "nodes/dgx-01/drain"] = ORDER
     assert "keeps trying" in vigil("drain", "dgx-01", "--reason", "fan", status=1).stderr
     portal.answers["POST", "nodes/dgx-01/drain"] = problem(403, "Only sysadmins drain nodes. Ask one of them.")

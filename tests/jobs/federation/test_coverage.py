@@ -20,7 +20,7 @@ from tests.lab import bearer, signed_in
 from training import run_file
 from training.federation import coverage_forecast
 from training.federation.tables import Coverage
-from vigil_cli import tables
+from vigil_cli.tables import jobs as job_tables
 from vigil_core.formatting import NBSP
 
 pytestmark = pytest.mark.django_db
@@ -55,7 +55,7 @@ def test_page_rest_and_command_line_show_it_from_round_five_on(
     answer = bearer(mira).get(f"/api/v1/jobs/{job.pk}").json()
     assert answer["coverage"]["text"] == message
     assert (answer["coverage"]["never"], answer["coverage"]["never_samples"]) == (3, 804)
-    assert any(SUMMARY in line for line in tables.job(answer)) == bool(message)
+    assert any(SUMMARY in line for line in job_tables.job(answer)) == bool(message)
 
 
 def test_other_jobs_have_none(mira: User, project: Project) -> None:

@@ -18,7 +18,8 @@ from portal.models import Project, User
 from tests.jobs.federation.federations import a_federation, spec_of
 from tests.jobs.pages.reading import save, text
 from tests.lab import bearer, on_disk
-from vigil_cli import tables, watch
+from vigil_cli import watch
+from vigil_cli.tables import jobs as job_tables
 from vigil_core import formatting, kinds
 
 pytestmark = pytest.mark.django_db
@@ -122,7 +123,7 @@ def test_the_command_line_counts_rounds() -> None:
     rest = {"project": "p", "owner": "o", "tags": [], "notes": "", "parent": None, "directory": "", "url": "u"}
     times = {"created_at": "2026-01-31T12:00:00Z", "started_at": None, "ended_at": None}
     assert any(
-        "rounds" in line and "12/30" in line for line in tables.job({**result, **rest, **times, "attempt": attempt})
+        "rounds" in line and "12/30" in line for line in job_tables.job({**result, **rest, **times, "attempt": attempt})
     )
 
 

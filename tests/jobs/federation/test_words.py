@@ -28,7 +28,8 @@ from tests.jobs.presenting.postmortems.test_lanes import FACTS
 from tests.lab import a_checkpoint, a_job, signed_in
 from training.config.progress_unit import progress_unit
 from training.launch.watchdog import Hang
-from vigil_cli import diagnose, tables
+from vigil_cli import diagnose
+from vigil_cli.tables import jobs as job_tables
 from vigil_core import kinds
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -119,8 +120,8 @@ TEXTS: dict[str, Callable[[kinds.JobKind], str]] = {
     "what a post-mortem says of the next attempt": _again,
     "its drawing": lambda kind: lanes.draw(replace(FACTS, unit=kind.unit)).words,
     "vigil diagnose": _died,
-    "vigil checkpoints": lambda kind: tables.checkpoints({"items": [ITEM]}, kind.unit)[0],
-    "vigil metrics": lambda kind: tables.metrics([CURVE], {}, units=kind.units, superseded=False)[0],
+    "vigil checkpoints": lambda kind: job_tables.checkpoints({"items": [ITEM]}, kind.unit)[0],
+    "vigil metrics": lambda kind: job_tables.metrics([CURVE], {}, units=kind.units, superseded=False)[0],
     "a hang": lambda kind: str(Hang([3], 16, "data", 812, 61.0, kind.unit)),
 }
 """The text about a job of this kind, by its place."""

@@ -17,7 +17,7 @@ from portal.models import User
 from tests.jobs.following.launchers import machines, newest
 from tests.jobs.schedulers import ScriptedScheduler
 from tests.lab import bearer, signed_in
-from vigil_cli import tables
+from vigil_cli.tables import jobs as job_tables
 
 pytestmark = pytest.mark.django_db
 Tick = Callable[[], bool]
@@ -55,7 +55,7 @@ def test_the_first_attempt_avoids_them_and_explains_why(
     assert newest().excluded_nodes == ["dgx03"]
     answer = bearer(oskar, "read").get(f"/api/v1/jobs/{job.pk}/why").json()
     assert answer["avoids"] == [{"node": "dgx03", "reason": SLOW}]
-    assert f"  avoids: dgx03: {SLOW}" in tables.why(answer)
+    assert f"  avoids: dgx03: {SLOW}" in job_tables.why(answer)
     assert SLOW in signed_in(oskar).get(f"/jobs/{job.pk}").content.decode()
 
 

@@ -8,7 +8,7 @@ from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
 from tests import lab
 from tests.jobs.pages import reading
-from vigil_cli import sweep_tables
+from vigil_cli.tables import sweeps as sweep_tables
 
 TOML = 'name = "rates"\n[run]\nsteps = 20\n[sweep.over]\n"run.learning_rate" = [1e-3, 2e-3]\n"run.seed" = [1, 2]\n'
 

@@ -15,7 +15,7 @@ from jobs.submitting.dryrun import sweep_run
 from portal.models import User
 from tests.jobs.pages import reading
 from tests.jobs.submitting.sweeping import TEXT, make
-from vigil_cli import sweep_tables
+from vigil_cli.tables import sweeps as sweep_tables
 from vigil_core.formatting import NBSP
 
 pytestmark = pytest.mark.django_db

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from vigil_cli.tables import current, local, table
+from vigil_cli.tables.columns import current, local, table
 from vigil_core import formatting
 
 

@@ -1,4 +1,4 @@
-"""Format responses for people: lines of plain text, in columns that fit their content."""
+"""Print jobs, and what they leave: checkpoints, curves, profiles, environments, incidents. No Django here."""
 
 from __future__ import annotations
 
@@ -7,23 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from vigil_cli import outline
+from vigil_cli.tables.columns import current, local, table
 from vigil_core import formatting, kinds
-
-TableRow = list[str]
-
-
-def table(head: TableRow, rows: list[TableRow], empty: str) -> list[str]:
-    """Return left-aligned columns; a heading that ends in ">" aligns its column right."""
-    if not rows:
-        return [empty]
-    right = [name.endswith(">") for name in head]
-    names = [name.rstrip(">") for name in head]
-    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(head))]
-    lines = []
-    for row in [names, *rows]:
-        cells = [cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def jobs(answer: dict[str, Any]) -> list[str]:
@@ -213,50 +198,9 @@ def environment(answer: dict[str, Any]) -> list[str]:
     return [*lines, *([""] if packages else []), *packages, *([f"and {left_out:,} more"] if left_out else [])]
 
 
-def notices(answer: dict[str, Any]) -> list[str]:
-    """Return a line per notification."""
-    lines = []
-    for notice in answer["items"]:
-        mark = " " if notice["read_at"] else "*"
-        text = " ".join(part for part in (notice["title"], notice["detail"]) if part)
-        where = f"  {notice['link']}" if notice["link"] else ""
-        lines.append(f"{mark} {notice['id']:>5}  {local(notice['raised_at'])[:16]}  {text}{where}")
-    return lines or ["No active notifications."]
-
-
-def tokens(answer: dict[str, Any]) -> list[str]:
-    head = ["ID>", "NAME", "PREFIX", "SCOPE", "EXPIRES", "LAST USED"]
-    rows = [
-        [
-            str(t["id"]),
-            t["name"],
-            f"{t['hint']}…",
-            t["scope"],
-            local(t["expires_at"]) + (" (expired)" if t["expired"] else ""),
-            local(t["last_used_at"]) or "never",
-        ]
-        for t in answer["items"]
-    ]
-    return table(head, rows, "No tokens. Create one on the portal's page /me/.")
-
-
 def findings(answer: dict[str, Any]) -> list[str]:
     text_lines = [f"{finding['level']:5}  {finding['title']}  {finding['text']}" for finding in answer["findings"]]
     return [*text_lines, *(["", *outline.lines(answer["split"])] if answer.get("split") else [])]
-
-
-def backup(made: dict[str, Any]) -> list[str]:
-    unpacked = sum(member["bytes"] for member in made["members"])
-    sizes = f"{formatting.disk(made['bytes'])}; unpacked {formatting.disk(unpacked)}"
-    return [
-        f"Backed up to {made['file']} ({sizes}) in {made['seconds']:.1f} s.",
-        f"Run directories are not included: back up {made['runs']} with its file system.",
-    ]
-
-
-def restored(answer: dict[str, Any]) -> list[str]:
-    lines = [f"Restored the backup of {local(answer['made_at'])} (Vigil {answer['vigil']}). Start the portal again."]
-    return [*lines, *(f"The previous data was kept: {path}" for path in answer["previous_data"]), *answer["notes"]]
 
 
 def steps(progress: dict[str, Any]) -> str:
@@ -266,15 +210,6 @@ def steps(progress: dict[str, Any]) -> str:
 
 def loss(job: dict[str, Any]) -> str:
     return formatting.series_value("loss", job["latest"].get("loss"))
-
-
-def current(values: dict[str, Any], name: str, former: str) -> Any:
-    """Return a field of an answer; portals of Vigil 0.1 send it under its former name."""
-    return values[name] if name in values else values[former]
-
-
-def local(time: str | None) -> str:
-    return datetime.fromisoformat(time).astimezone().strftime("%Y-%m-%d %H:%M:%S") if time else ""
 
 
 def age(job: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vigil_cli import tables
+from vigil_cli.tables.columns import table
+from vigil_cli.tables.jobs import age, counts, loss, steps
 from vigil_core import formatting
 
 MAX_REFUSED = 10
@@ -15,16 +16,16 @@ MAX_REFUSED = 10
 def sweeps(answer: dict[str, Any]) -> list[str]:
     head = ["ID>", "NAME", "PROJECT", "OWNER", "JOBS>", "STATES", "CREATED"]
     rows = [
-        [str(s["id"]), s["name"], s["project"], s["owner"], str(s["jobs"]), tables.counts(s["counts"]), tables.age(s)]
+        [str(s["id"]), s["name"], s["project"], s["owner"], str(s["jobs"]), counts(s["counts"]), age(s)]
         for s in answer["items"]
     ]
-    return tables.table(head, rows, "No sweeps. A specification with [sweep] creates one: `vigil submit SPEC.toml`.")
+    return table(head, rows, "No sweeps. A specification with [sweep] creates one: `vigil submit SPEC.toml`.")
 
 
 def sweep(answer: dict[str, Any]) -> list[str]:
     """Return a line about the sweep, then its jobs with their values."""
     at_once = f", {answer['at_once']} at once" if answer["at_once"] else ""
-    lead = f"Sweep {answer['id']} {answer['name']}: {tables.counts(answer['counts'])}{at_once}: {answer['url']}"
+    lead = f"Sweep {answer['id']} {answer['name']}: {counts(answer['counts'])}{at_once}: {answer['url']}"
     paths = list(answer["values"])
     head = ["ID>", "STATE", *(path.removeprefix("run.").removeprefix("script.") for path in paths), "DONE>", "LOSS>"]
     rows = [
@@ -32,14 +33,14 @@ def sweep(answer: dict[str, Any]) -> list[str]:
             str(j["id"]),
             formatting.word(j["state"]),
             *(_value(j, path) for path in paths),
-            tables.steps(j["progress"]),
-            tables.loss(j),
+            steps(j["progress"]),
+            loss(j),
         ]
         for j in answer["items"]
     ]
     compared = answer.get("standing") or {}  # absent in an older portal
     ahead = [compared["text"]] if compared.get("text") else []
-    return [lead, *ahead, *_without_jobs(answer), *tables.table(head, rows, "Its jobs were deleted.")]
+    return [lead, *ahead, *_without_jobs(answer), *table(head, rows, "Its jobs were deleted.")]
 
 
 def _without_jobs(answer: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`vigil drain` and `vigil undrain`: place the order, then wait for the scheduler. No Django here."""
+"""Drain or return one node: place the order, then wait for the scheduler. No Django here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from vigil_cli.cluster_tables import order_text
 from vigil_cli.portal import CliError, Portal
+from vigil_cli.tables.cluster import order_text
 from vigil_cli.terminal import echo
 
 DRAINED = "urn:vigil:problem:drained"
