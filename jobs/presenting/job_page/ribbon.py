@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from jobs.presenting.scale import Scale
+from jobs.presenting.scale import AxisTick, Scale
 from vigil_core import formatting
 
 # Width in pixels assumed when keeping labels apart.
@@ -15,7 +15,6 @@ WIDTH_PX = 1040
 LETTER_PX, MARGIN_PX = 6, 26  # width of a label: its letters, and its glyph with a margin
 MIN_LOST = 1.0  # per cent, so that lost work stays visible
 MAX_TICKS = WIDTH_PX // 4
-_AXIS_STEPS_S = (10, 30, 60, 120, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400, 2 * 86400, 7 * 86400)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +91,7 @@ class Ribbon:
     rounds: list[float] = field(default_factory=list)
     brackets: list[tuple[float, float]] = field(default_factory=list)
     nights: list[tuple[float, float]] = field(default_factory=list)
-    axis: list[tuple[float, str, bool]] = field(default_factory=list)  # x, label, whether a day begins
+    axis: list[AxisTick] = field(default_factory=list)
     now: float | None = None
     done: float | None = None
     done_label: str = ""
@@ -118,7 +117,7 @@ class Ribbon:
     @property
     def crowded(self) -> bool:
         """Return whether a phone has no room for both the start time and the first label of the axis."""
-        return bool(self.axis) and self.axis[0][0] < 28
+        return bool(self.axis) and self.axis[0].x < 28
 
     @property
     def lost(self) -> bool:
@@ -242,17 +241,9 @@ def _place_labels(ribbon: Ribbon) -> None:
     ribbon.marks = placed
 
 
-def _axis(scale: Scale) -> list[tuple[float, str, bool]]:
-    """Return at most eight ticks at round local times."""
-    step, marks = scale.marks(_AXIS_STEPS_S, 8)
-    ticks = []
-    for at in marks:
-        x = scale(at)
-        day = (at.hour, at.minute, at.second) == (0, 0, 0)
-        text = f"{at:%a} {at.day} {at:%b}" if day else f"{at:%H:%M:%S}" if step < 60 else f"{at:%H:%M}"
-        if 8 < x < (92 if day else 97):
-            ticks.append((x, text, day))
-    return ticks
+def _axis(scale: Scale) -> list[AxisTick]:
+    """Return at most eight ticks, without those whose labels would hang over."""
+    return [tick for tick in scale.axis(8) if 8 < tick.x < (92 if tick.is_day else 97)]
 
 
 def _nights(scale: Scale) -> list[tuple[float, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from jobs.presenting.scale import Scale
+from jobs.presenting.scale import AxisTick, Scale
 from vigil_core import formatting
 
 LABEL_WIDTH = 13.0  # per cent of the width for the names of lanes
@@ -20,7 +20,6 @@ MARGIN_BEFORE, MARGIN_AFTER = timedelta(minutes=3), timedelta(minutes=1)  # marg
 MAX_WAIT_FOR_NEXT = timedelta(minutes=30)  # how long the default view waits for the next attempt
 HOUR = timedelta(hours=1)
 SPANS = ("near", "hour", "attempt")
-_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,7 @@ class Lanes:
     """Everything that the template draws; every x is in per cent."""
 
     lanes: list[AttemptLane]
-    axis: list[tuple[float, str]]
+    axis: list[AxisTick]
     first_x: float | None
     first_label: str
     resumed_x: float | None
@@ -338,15 +337,9 @@ def _letters(share: float) -> int:
     return int((share / 100 * WIDTH_PX - 22) / LETTER_PX)
 
 
-def _axis(scale: Scale) -> list[tuple[float, str]]:
-    """Return at most nine ticks at round local times."""
-    step, marks = scale.marks(_STEPS_S, 9)
-    ticks = []
-    for at in marks:
-        text = f"{at:%H:%M:%S}" if step < 60 else f"{at:%H:%M}" if step < 86400 else f"{at.day} {at:%b}"
-        if (x := scale(at)) < 98:
-            ticks.append((x, text))
-    return ticks
+def _axis(scale: Scale) -> list[AxisTick]:
+    """Return at most nine ticks, without those whose labels would hang over."""
+    return [tick for tick in scale.axis(9) if tick.x < (95 if tick.is_day else 98)]
 
 
 def _description(facts: LaneFacts) -> str:

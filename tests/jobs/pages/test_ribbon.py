@@ -122,7 +122,7 @@ def test_ended_at_once_still_draws() -> None:
 def test_nights_and_days_are_marked() -> None:
     ribbon = life()
     assert len(ribbon.nights) >= 2
-    assert any(day and label.startswith("Fri 20") for _, label, day in ribbon.axis)
+    assert any(tick.is_day and tick.text.startswith("Fri 20") for tick in ribbon.axis)
 
 
 def test_the_life_is_described_in_words_too() -> None:

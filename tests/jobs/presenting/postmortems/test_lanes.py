@@ -44,6 +44,14 @@ def test_the_blamed_node_has_its_rank_and_the_others_apart() -> None:
     assert "03:01:09.412" in drawn.words
 
 
+def test_a_midnight_is_labelled_with_its_day() -> None:
+    drawn = lanes.draw(replace(FACTS, started_at=BEGAN - timedelta(hours=2)), "attempt")
+    labels = [tick.text for tick in drawn.axis]
+    assert "Sat 21 Nov" in labels, "as on the ribbon of the job's page"
+    assert "23:00" in labels
+    assert [tick.is_day for tick in drawn.axis].count(True) == 1
+
+
 def test_many_nodes_are_few_lanes() -> None:
     quiet = tuple(NodeFacts(name=f"dgx-{n:03}", ranks=8) for n in range(100, 226))
     drawn = lanes.draw(replace(FACTS, nodes=(*quiet, *FACTS.nodes)))
