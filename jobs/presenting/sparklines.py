@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from portal.drawing import polyline
+
 WIDTH, HEIGHT, POINTS = 84.0, 20.0, 42
 
 
@@ -18,6 +20,5 @@ def points(step: NDArray[np.int64], value: NDArray[np.float64] | None) -> str:
         return ""
     # The first steps fall so steeply that the rest would be a flat line: cut at the 95th percentile.
     low, high = float(value.min()), float(np.percentile(value, 95))
-    x = (step - step[0]) / (step[-1] - step[0]) * WIDTH
-    y = HEIGHT - 1 - np.clip((value - low) / ((high - low) or 1.0), 0, 1) * (HEIGHT - 2)
-    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    x, y = (step - step[0]) / (step[-1] - step[0]), (value - low) / ((high - low) or 1.0)
+    return polyline(x, y, WIDTH, HEIGHT, margin=1)

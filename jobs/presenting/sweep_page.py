@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.presenting.sweep_standing import SweepStanding
+from portal.drawing import polyline
 from vigil_core import formatting
 
 WIDTH, HEIGHT = 1000.0, 200.0
@@ -58,9 +59,8 @@ def draw_losses(curves: Sequence[LossCurve], *, left_out: int) -> LossDrawing | 
     last = max(float(curve.steps[-1]) for curve in curves)
     lines = []
     for curve in curves:
-        x = (curve.steps - first) / ((last - first) or 1.0) * WIDTH
-        y = HEIGHT - 2 - np.clip((curve.losses - low) / ((high - low) or 1.0), 0, 1) * (HEIGHT - 4)
-        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+        x, y = (curve.steps - first) / ((last - first) or 1.0), (curve.losses - low) / ((high - low) or 1.0)
+        points = polyline(x, y, WIDTH, HEIGHT, margin=2)
         lines.append(Polyline(curve.job, curve.name, points, curve.is_best))
     return LossDrawing(lines, low, high, int(last), left_out)
 

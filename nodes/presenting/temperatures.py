@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean
 
+import numpy as np
+
+from portal import drawing
+
 WIDTH, HEIGHT = 84.0, 20.0
 MIN_SPAN_C = 4.0
 """So that a tenth of a degree does not look like a heat wave."""
@@ -31,13 +35,9 @@ def polyline(hours: Hours, start: datetime, end: datetime, low: float, high: flo
     """Return the points of an SVG polyline, 84 × 20, from `start` to `end`; "" if there are fewer than two hours."""
     if len(hours) < 2:
         return ""
-    span = (end - start).total_seconds()
-    points = []
-    for at, celsius in hours:
-        x = min(1.0, max(0.0, (at - start).total_seconds() / span)) * WIDTH
-        y = HEIGHT - 1 - (celsius - low) / (high - low) * (HEIGHT - 2)
-        points.append(f"{x:.1f},{y:.1f}")
-    return " ".join(points)
+    x = np.array([(at - start) / (end - start) for at, _ in hours])
+    y = (np.array([celsius for _, celsius in hours]) - low) / (high - low)
+    return drawing.polyline(x, y, WIDTH, HEIGHT, margin=1)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.presenting.federations.significance import chance_margin
+from portal.drawing import polyline
 from vigil_core import formatting
 
 Floats = NDArray[np.float64]
@@ -135,7 +136,16 @@ def compare(sides: tuple[ComparedFederation, ComparedFederation]) -> FederationC
         drawings=[
             _draw(sides, measure, same_rounds, at=float(rounds), x=lambda side, round_: round_, form=_round),
             *(
-                [_draw(sides, measure, same_bytes, at=sent, x=lambda side, round_: side.sent_at(round_), form=_bytes)]
+                [
+                    _draw(
+                        sides,
+                        measure,
+                        same_bytes,
+                        at=sent,
+                        x=lambda side, round_: side.sent_at(round_),
+                        form=formatting.disk,
+                    )
+                ]
                 if sent
                 else []
             ),
@@ -230,7 +240,10 @@ def _draw(
     of_rounds, height = form is _round, (high - low) or 1.0
     return ComparisonDrawing(
         title="At equal rounds" if of_rounds else "At equal bytes",
-        lines=[(color, _points(xs / most, (ys - low) / height)) for color, (xs, ys) in enumerate(along, 1)],
+        lines=[
+            (color, polyline(xs / most, (ys - low) / height, WIDTH, HEIGHT, margin=2))
+            for color, (xs, ys) in enumerate(along, 1)
+        ],
         low=low,
         high=high,
         at=round(min(1.0, at / most) * WIDTH, 1),
@@ -248,14 +261,5 @@ def _clip(most: float, xs: Floats, values: Floats) -> tuple[Floats, Floats]:
     return np.append(xs[:count], most), np.append(values[:count], np.interp(most, xs, values))
 
 
-def _points(x: Floats, y: Floats) -> str:
-    ys = HEIGHT - 2 - np.clip(y, 0, 1) * (HEIGHT - 4)
-    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x * WIDTH, ys, strict=True))
-
-
 def _round(value: float) -> str:
     return f"round {formatting.count(int(value))}"
-
-
-def _bytes(value: float) -> str:
-    return formatting.disk(value)

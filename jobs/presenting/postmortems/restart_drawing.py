@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from portal.drawing import polyline
 from vigil_core import formatting
 
 LABEL_WIDTH = 5.0  # per cent of the width for the labels of values
@@ -107,9 +108,8 @@ def _finite(step: Steps, value: Values) -> Part:
 
 
 def _points(part: Part, steps: tuple[int, int], values: tuple[float, float]) -> str:
-    x = (part[0] - steps[0]) / (steps[1] - steps[0]) * WIDTH
-    y = HEIGHT * (1 - np.clip((part[1] - values[0]) / (values[1] - values[0]), 0, 1))
-    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    x, y = (part[0] - steps[0]) / (steps[1] - steps[0]), (part[1] - values[0]) / (values[1] - values[0])
+    return polyline(x, y, WIDTH, HEIGHT)
 
 
 def _round(first: int, last: int) -> list[int]:
