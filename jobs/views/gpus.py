@@ -14,8 +14,9 @@ from jobs.gathering import gpu_tab
 from jobs.gathering import gpus as gathered
 from jobs.gathering.gpus import LAUNCHER, GpuHeat
 from jobs.presenting.job_page import gpus as words
-from jobs.presenting.job_page.gpus import BY_NAME, FIELDS, GpuMap, GpuUsage, MapField
+from jobs.presenting.job_page.gpus import GpuMap, GpuUsage
 from jobs.views.job import JobPage, page_of
+from nodes.presenting.gpu_fields import BY_NAME, FIELDS, GpuField
 from portal.access import user_of
 from vigil_core.untrusted import MAX_UNIX_TIME, whole
 
@@ -56,12 +57,12 @@ def page(request: HttpRequest, job_id: int) -> HttpResponse:
     return response
 
 
-def _gpu_map(chosen: MapField, heat: GpuHeat, shown: JobPage) -> GpuMap:
+def _gpu_map(chosen: GpuField, heat: GpuHeat, shown: JobPage) -> GpuMap:
     samples = [GpuUsage(row.node, row.gpu, row.uuid, row.mean) for row in heat.rows]
     return words.gpu_map(chosen, samples, gpu_tab.ranks_of(shown.life))
 
 
-def _missing_field_text(chosen: MapField, shown: JobPage) -> str:
+def _missing_field_text(chosen: GpuField, shown: JobPage) -> str:
     """Return why this field has no data although another has."""
     if chosen.name in gathered.fields(LAUNCHER):
         return ""

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from vigil_core import formatting
+from nodes.presenting.gpu_fields import FIELDS, GIB_PER_MIB
 
-GIB = 1 / 1024  # of MiB
 MAX_LINES = 5
 MARGIN_C = 5  # above the slowdown temperature, so that its line is visible
 COOL_C = 20
-
-
-@dataclass(frozen=True)
-class GpuField:
-    """Describe one of the four fields in a GPU's row."""
-
-    name: str
-    title: str
-    unit: str
-    color: int
-    factor: float = 1.0
-    digits: int = 0
-
-    def text(self, value: float | None) -> str:
-        """Return a value as shown in its row."""
-        if value is None:
-            return formatting.MISSING
-        return f"{value * self.factor:.{self.digits}f}" if self.digits else formatting.count(round(value))
-
-
-FIELDS = (
-    GpuField("gpu_percent", "Utilisation", "%", 3),
-    GpuField("memory_mib", "Memory", "GiB", 6, GIB, 1),
-    GpuField("temperature_c", "Temperature", "°C", 2),
-    GpuField("watts", "Power", "W", 5),
-)
+COLORS = {"gpu_percent": 3, "memory_mib": 6, "temperature_c": 2, "watts": 5}
 
 
 def of_gpu(
@@ -46,7 +19,7 @@ def of_gpu(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return the small charts of one GPU, on a common time axis; `key` distinguishes two GPUs of the same slot."""
     ranges: dict[str, list[float]] = {"gpu_percent": [0, 100], "watts": [0, cap_watts or 1]}
-    ranges["memory_mib"] = [0, round(memory_mib * GIB, 1) if memory_mib else 1]
+    ranges["memory_mib"] = [0, round(memory_mib * GIB_PER_MIB, 1) if memory_mib else 1]
     ranges["temperature_c"] = [COOL_C, slowdown_c + MARGIN_C if slowdown_c else COOL_C + 40]
     limits = {"temperature_c": slowdown_c, "watts": cap_watts}
     of = {**limits, "memory_mib": ranges["memory_mib"][1] if memory_mib else None}
@@ -58,7 +31,7 @@ def of_gpu(
             "bare": True,
             "y": ranges[field.name],
             "unit": f"{field.unit} of {of[field.name]:g}" if of.get(field.name) else field.unit,
-            "series": [_line(field.name, field.title, field.color, field.factor) | {"digits": field.digits}],
+            "series": [_line(field.name, field.title, COLORS[field.name], field.factor) | {"digits": field.digits}],
             "limits": _limits("", limits.get(field.name)),
             "empty": "No samples in this range.",
         }
@@ -72,7 +45,8 @@ def of_host(names: Sequence[str], *, cpus: int | None, memory_mib: float | None)
         _figure("cpu", "CPU", f"% of {cpus} cores" if cpus else "%", [("cpu_percent", "busy")], names, y=[0, 100]),
         _figure(
             "memory", "Memory", "GiB in use", [("memory_used_mib", "in use"), ("shm_used_mib", "/dev/shm")], names,
-            factor=GIB, limits=_limits("all", round(memory_mib * GIB, 1) if memory_mib else None), first=6,
+            factor=GIB_PER_MIB, first=6,
+            limits=_limits("all", round(memory_mib * GIB_PER_MIB, 1) if memory_mib else None),
         ),
         _figure("network", "Network", "MiB per second", _labelled(names, _WIRES), names),
         _figure("disks", "Disks", "MiB per second", _labelled(names, _DISKS), names, first=3),

@@ -14,7 +14,7 @@ from jobs.listing import gpu_allocations
 from jobs.listing.gpu_allocations import AllocationSpan
 from jobs.listing.telemetry_access import TelemetryAccess, access_of, earliest_report
 from nodes.models import Agent, Gpu, Node, NodeEvent
-from nodes.presenting import events, figures, machine
+from nodes.presenting import events, figures, gpu_fields, machine
 from nodes.presenting.counters import GpuCounterRow, counter_row, sorted_rows
 from nodes.presenting.events import Words
 from nodes.telemetry import read
@@ -267,8 +267,8 @@ def _lane(shown: MachineView, gpu: Gpu) -> GpuLane:
     )  # fmt: skip
     values = shown.newest(gpu) if gpu.gone_at is None else {}
     newest = [
-        (field.title, field.text(values.get(field.name)), chart)
-        for field, chart in zip(figures.FIELDS, charts, strict=True)
+        (field.title, field.number(values.get(field.name)), chart)
+        for field, chart in zip(gpu_fields.FIELDS, charts, strict=True)
     ]
     hot = gpu_facts(shown, gpu).is_hot and not shown.hides(gpu)
     return GpuLane(gpu, charts, newest, shown.holders.get(gpu.pk, []), shown.hides(gpu), hot)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nodes.presenting.gpu_fields import GpuField
 from vigil_core import formatting
 
 Floats = NDArray[np.float64]
 NBSP = formatting.NBSP
-GIB = 1 / 1024  # MiB per GiB
 LOW_USE, LOW_USE_HOURS = 0.30, 1
 """Utilisation below this for this long is a finding."""
 
@@ -27,33 +27,20 @@ AXIS = 22
 
 
 @dataclass(frozen=True)
-class MapField:
-    """A metric that the map can show, with its unit and colour ramp."""
+class Ramp:
+    """The colours of a field's values, from `low` to `high`."""
 
     name: str
-    title: str
-    unit: str
-    ramp: str
     low: float
-    high: float | None  # None: up to the largest value
-    factor: float = 1.0
-    digits: int = 0
-
-    def text(self, value: float | None) -> str:
-        """Return a value with its unit. The value is in the map's unit."""
-        if value is None or not math.isfinite(value):
-            return formatting.MISSING
-        number = f"{value:.{self.digits}f}" if self.digits else formatting.count(round(value))
-        return f"{number}{NBSP}{self.unit}"
+    high: float | None = None  # None: up to the largest value
 
 
-FIELDS = (
-    MapField("gpu_percent", "Utilisation", "%", "seq", 0, 100),
-    MapField("memory_mib", "Memory", "GiB", "seq", 0, None, GIB, 1),
-    MapField("temperature_c", "Temperature", "°C", "heat", 30, None),
-    MapField("watts", "Power", "W", "seq", 0, None),
-)
-BY_NAME = {field.name: field for field in FIELDS}
+RAMPS = {
+    "gpu_percent": Ramp("seq", 0, 100),
+    "memory_mib": Ramp("seq", 0),
+    "temperature_c": Ramp("heat", 30),
+    "watts": Ramp("seq", 0),
+}
 SOURCES = {
     "agent": "each GPU, as reported by its node’s agent",
     "launcher": "all GPUs of a node combined, as logged by the job’s launchers; no agent reports from these nodes",
@@ -78,7 +65,7 @@ class GpuMapRow:
     gpu: int | None
     uuid: str
     values: Floats  # in the map's unit
-    field: MapField
+    field: GpuField
     rank: int | None = None
     is_odd: bool = False
 
@@ -115,7 +102,7 @@ class GpuMapRow:
 class GpuMap:
     """The map: rows by node, and the range of its colours."""
 
-    field: MapField
+    field: GpuField
     rows: list[GpuMapRow] = dataclasses.field(default_factory=list)
     is_folded: bool = False  # each row is a node, because there are very many GPUs
 
@@ -129,11 +116,12 @@ class GpuMap:
     @property
     def high(self) -> float:
         """Return the upper end of the colour ramp: a round number at or above the largest value."""
-        if self.field.high is not None:
-            return self.field.high
+        ramp = RAMPS[self.field.name]
+        if ramp.high is not None:
+            return ramp.high
         most = max((row.span[1] for row in self.rows if row.span), default=0.0)
         step: float = 10.0 ** math.floor(math.log10(max(most, 1.0))) / 2
-        return max(math.ceil(most / step) * step, self.field.low + 1)
+        return max(math.ceil(most / step) * step, ramp.low + 1)
 
     @property
     def row_height(self) -> int:
@@ -155,11 +143,12 @@ class GpuMap:
         """Return the data for the drawing script."""
         digits = self.field.digits
         groups = [{"name": node, "rows": [_row(row, digits) for row in rows]} for node, rows in self.nodes.items()]
-        same = {"unit": self.field.unit, "ramp": self.field.ramp, "low": self.field.low, "high": self.high}
+        ramp = RAMPS[self.field.name]
+        same = {"unit": self.field.unit, "ramp": ramp.name, "low": ramp.low, "high": self.high}
         return {"field": self.field.name, "rowHeight": self.row_height, **same, "groups": groups}
 
 
-def gpu_map(chosen: MapField, samples: Sequence[GpuUsage], ranks: Mapping[str, int] | None = None) -> GpuMap:
+def gpu_map(chosen: GpuField, samples: Sequence[GpuUsage], ranks: Mapping[str, int] | None = None) -> GpuMap:
     """Build the map with one row per GPU, merging all attempts: one attempt may have samples that another lacks."""
     rows: dict[tuple[str, int | None, str], GpuMapRow] = {}
     for gpu in samples:

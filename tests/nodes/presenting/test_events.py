@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodes.presenting import figures
+from nodes.presenting import figures, gpu_fields
 from nodes.presenting.events import words
 
 
@@ -35,15 +35,15 @@ def test_the_kernel_message_is_the_detail() -> None:
 
 def test_the_charts_of_a_gpu_have_its_limits() -> None:
     drawn = {item["id"]: item for item in figures.of_gpu("GPU-1", 3, memory_mib=81_920, slowdown_c=87, cap_watts=700)}
-    assert list(drawn) == [f"gpu-3-{field.name}" for field in figures.FIELDS]
+    assert list(drawn) == [f"gpu-3-{field.name}" for field in gpu_fields.FIELDS]
     assert drawn["gpu-3-memory_mib"]["y"] == [0, 80.0]
     assert drawn["gpu-3-temperature_c"]["limits"] == [{"label": "", "value": 87}]
     assert drawn["gpu-3-watts"]["limits"] == [{"label": "", "value": 700}]
     assert drawn["gpu-3-watts"]["unit"] == "W of 700"
     bare = figures.of_gpu("GPU-1", 3)[2]
     assert (bare["limits"], bare["unit"]) == ([], "°C")
-    assert [field.text(61.6) for field in figures.FIELDS] == ["62", "0.1", "62", "62"]
-    assert figures.FIELDS[0].text(None) == "–"
+    assert [field.number(61.6) for field in gpu_fields.FIELDS] == ["62", "0.1", "62", "62"]
+    assert gpu_fields.FIELDS[0].number(None) == "–"
 
 
 def test_the_charts_of_a_machine_are_those_of_its_series() -> None:
