@@ -226,13 +226,8 @@ def find_portal() -> Portal:
     raise CliError(HOW_TO)
 
 
-def home() -> Path:
-    """Return the folder in which `vigil up` stores its data."""
-    return installation.default_home()
-
-
 def _files() -> Iterator[Path]:
-    yield home() / "cli.toml"
+    yield installation.default_home() / "cli.toml"
     config = os.environ.get("XDG_CONFIG_HOME")
     yield (Path(config) if config else Path.home() / ".config") / "vigil" / "cli.toml"
 

@@ -251,7 +251,7 @@ _CHECKPOINT = [name for name in CheckpointShape.model_fields if name != "attempt
 def attempt_shape(attempt: Attempt) -> dict[str, Any]:
     shown = {name: getattr(attempt, name) for name in _ATTEMPT}
     more = {"cancel_requested_at": attempt.cancel_asked_at, "resume_from": attempt.resume_from_id}
-    return {**shown, **more, "explained": explained(attempt)}
+    return {**shown, **more, "explained": reasons.reason_of(attempt)}
 
 
 def attempt_detail(attempt: Attempt) -> dict[str, Any]:
@@ -262,11 +262,6 @@ def attempt_detail(attempt: Attempt) -> dict[str, Any]:
         "resumed_from_checkpoint": start.name if start else "",
         "slurm_steps": attempt.slurm_steps,
     }
-
-
-def explained(attempt: Attempt) -> str:
-    """Return why the attempt waits or ended, as its page explains it."""
-    return reasons.reason_of(attempt)
 
 
 def job_shape(job: Job) -> dict[str, Any]:
@@ -280,7 +275,7 @@ def job_shape(job: Job) -> dict[str, Any]:
         "owner": job.owner.username,
         "state": latest.state if latest else "pending",
         "reason": latest.reason if latest else "",
-        "explained": explained(latest) if latest else "",
+        "explained": reasons.reason_of(latest) if latest else "",
         "attempt": attempt_shape(latest) if latest else None,
         "progress": asdict(progress(latest)),
         "latest": latest.latest if latest else {},

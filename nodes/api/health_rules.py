@@ -14,7 +14,7 @@ from pydantic import Field
 from nodes.api.nodes import Reason
 from nodes.models import SiteRule
 from nodes.monitoring import edit_rules, policies
-from nodes.monitoring.dry_run.run import DAYS, DryRunEntry, RuleDryRun, dry_run_for
+from nodes.monitoring.dry_run.run import DAYS, RuleDryRun, dry_run_for
 from nodes.monitoring.edit_rules import RuleConflict, RuleRefused
 from nodes.monitoring.site_rules import ListedRule, listed_rules
 from portal.http.api import ApiRequest, bad_field
@@ -301,8 +301,4 @@ def dry_run_shape(found: RuleDryRun) -> dict[str, Any]:
             "rule", "start", "end", "nodes", "nodes_read", "found", "outcomes", "nodes_drained", "tripped_at",
             "recorded", "untried", "cut", "seconds",
         )
-    } | {"entries": [_entry_shape(entry) for entry in found.entries]}  # fmt: skip
-
-
-def _entry_shape(entry: DryRunEntry) -> dict[str, Any]:
-    return asdict(entry)
+    } | {"entries": [asdict(entry) for entry in found.entries]}  # fmt: skip

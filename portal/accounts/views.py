@@ -86,7 +86,7 @@ def set_password(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_http_methods(["GET"])
 def me(request: HttpRequest) -> HttpResponse:
-    return _page(request, TokenForm(_user(request)))
+    return _page(request, TokenForm(user_of(request)))
 
 
 @login_required
@@ -95,7 +95,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
     """Respond with the page itself, not a redirect: the secret is shown only this once and is not stored."""
     if request.method != "POST":  # somebody opens the address of that page again
         return redirect("me")
-    user = _user(request)
+    user = user_of(request)
     form = TokenForm(user, request.POST)
     if not form.is_valid():
         return _page(request, form, status=422)
@@ -109,7 +109,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def revoke_token(request: HttpRequest, token_id: int) -> HttpResponse:
-    if actions.revoke_token(_user(request), token_id):
+    if actions.revoke_token(user_of(request), token_id):
         messages.success(request, "Token revoked. It no longer works.")
     return redirect("me")
 
@@ -122,7 +122,7 @@ def _page(
     new_token: Token | None = None,
     new_secret: str | None = None,
 ) -> HttpResponse:
-    user = _user(request)
+    user = user_of(request)
     memberships = user.memberships.select_related("project").order_by("project__slug")
     context = {
         "memberships": memberships,
@@ -135,10 +135,6 @@ def _page(
         "led": [membership.project.slug for membership in memberships if membership.role == Membership.Role.LEAD],
     }
     return render(request, "account/me.html", context, status=status)
-
-
-def _user(request: HttpRequest) -> User:
-    return user_of(request)
 
 
 def _unreferred(response: HttpResponse) -> HttpResponse:

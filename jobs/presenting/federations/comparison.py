@@ -136,16 +136,7 @@ def compare(sides: tuple[ComparedFederation, ComparedFederation]) -> FederationC
         drawings=[
             _draw(sides, measure, same_rounds, at=float(rounds), x=lambda side, round_: round_, form=_round),
             *(
-                [
-                    _draw(
-                        sides,
-                        measure,
-                        same_bytes,
-                        at=sent,
-                        x=lambda side, round_: side.sent_at(round_),
-                        form=formatting.disk,
-                    )
-                ]
+                [_draw(sides, measure, same_bytes, at=sent, x=ComparedFederation.sent_at, form=formatting.disk)]
                 if sent
                 else []
             ),
