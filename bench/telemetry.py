@@ -279,15 +279,17 @@ def _chunk_bytes(names: str = "%") -> float:
 def _read() -> dict[str, float]:
     """Read a day of one GPU's field, and of 64 GPUs."""
     from nodes.models import Agent, Gpu
-    from nodes.telemetry import read
+    from nodes.telemetry.fields import gpu_owner
     from nodes.telemetry.grid import grid
+    from nodes.telemetry.read import curves
 
     agents = list(Agent.objects.order_by("pk")[:8])
     end = START + 86_400
     for agent in agents:
         _fill_day(agent)
     gpus = list(Gpu.objects.filter(agent__in=agents).order_by("pk"))
-    day = _times(lambda i: read.gpu_curve(agents[i % 8], gpus[i % 64].pk, "watts", start=START, end=end), 40)
+    keys = [(gpu_owner(gpu.pk), "watts") for gpu in gpus]
+    day = _times(lambda i: curves(agents[i % 8], [keys[i % 64]], start=START, end=end, points=1_000), 40)
     heat = _times(lambda i: grid([gpu.pk for gpu in gpus], "watts", start=START, end=end, columns=240), 8)
     print(f"  reading      24 h of one GPU {day:.1f} ms, of 64 GPUs as a heat map {heat:.0f} ms (medians)")
     return {"day_ms": day, "heat_ms": heat}

@@ -48,18 +48,6 @@ def curves(
     return found
 
 
-def gpu_curve(
-    agent: Agent, gpu_id: int, name: str, *, start: int, end: int, points: int | None = 1_000
-) -> TelemetryCurve:
-    key = (gpu_owner(gpu_id), name)
-    return curves(agent, [key], start=start, end=end, points=points)[key]
-
-
-def host_curve(agent: Agent, name: str, *, start: int, end: int, points: int | None = 1_000) -> TelemetryCurve:
-    key = (host_owner(agent.pk), name)
-    return curves(agent, [key], start=start, end=end, points=points)[key]
-
-
 def names(owner: Owner, newest: Sequence[str] = ()) -> list[str]:
     """Return the names of an owner's series at any resolution; `newest` adds those that only frames may have."""
     kind, number = owner

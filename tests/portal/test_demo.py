@@ -22,10 +22,12 @@ from nodes.models import Agent, BurnInNode, Gpu, GpuUse, HealthEntry, Node, Node
 from nodes.monitoring import metrics
 from nodes.remediation.notices import notify_sysadmins
 from nodes.tasks import health as health_task
-from nodes.telemetry import enrolment, read
+from nodes.telemetry import enrolment
+from nodes.telemetry.fields import gpu_owner
 from portal.accounts import actions
 from portal.models import Chunk, Notice, Project, User
 from tests.jobs.schedulers import ScriptedScheduler
+from tests.nodes.telemetry.curves import outline
 
 pytestmark = pytest.mark.django_db
 Made = tuple[list[str], Path]
@@ -126,8 +128,8 @@ class TestLab:
         assert gpu is not None
         for days in (0.01, 1, 20):
             end = int(now - days * telemetry.DAY_S)
-            outline = read.gpu_curve(agent, gpu.pk, "watts", start=end - 3600, end=end).outline
-            assert len(outline.first) >= 6, f"{days} days ago"
+            watts = outline(agent, gpu_owner(gpu.pk), "watts", start=end - 3600, end=end)
+            assert len(watts.first) >= 6, f"{days} days ago"
         telemetry.report_now(now)
         telemetry.report_now(now + 10)
         agent.refresh_from_db()

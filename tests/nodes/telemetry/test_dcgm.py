@@ -14,10 +14,12 @@ from django.core.management.base import SystemCheckError
 
 from nodes.models import Agent, AgentStream, Frame, Gpu, NodeEvent
 from nodes.tasks import pull
-from nodes.telemetry import dcgm, read
+from nodes.telemetry import dcgm
 from nodes.telemetry.exporters import exporters
+from nodes.telemetry.fields import gpu_owner
 from portal.ticks import SCHEDULE
 from tests.lab import bearer, sysadmin
+from tests.nodes.telemetry.curves import outline
 from tests.nodes.telemetry.exporter import UUIDS, Exporter, serving, text
 from tests.nodes.telemetry.reporting import Machine
 from tests.stack import Stack
@@ -52,12 +54,11 @@ class TestTaken:
         ]
         report = {name: newest()[UUIDS[0]][name] for name in ("gpu_percent", "memory_mib", "temperature_c", "watts")}
         assert report == {"gpu_percent": 97, "memory_mib": 60_559, "temperature_c": 61, "watts": 403}
-        now = int(time.time())
+        now, owner = int(time.time()), gpu_owner(agent.gpus.all()[1].pk)
         for name, value in {
             "sm_percent": 82, "sm_mhz": 1980, "memory_temperature_c": 58, "pcie_tx_mib": 31, "nvlink_rx_mib": 1000
         }.items():  # fmt: skip
-            curve = read.gpu_curve(agent, agent.gpus.all()[1].pk, name, start=now - 60, end=now + 10)
-            assert curve.outline.min.tolist() == [value], name
+            assert outline(agent, owner, name, start=now - 60, end=now + 10).min.tolist() == [value], name
         assert not NodeEvent.objects.exists()
 
     def test_each_ten_seconds_in_a_stream_per_node(self, exporter: Exporter) -> None:

@@ -11,11 +11,12 @@ import pytest
 from django.db import transaction
 
 from nodes.models import Frame, HealthEntry, NodeEvent
-from nodes.telemetry import merge, read, thin
+from nodes.telemetry import merge, thin
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
 from nodes.telemetry.grid import grid
 from portal.models import Chunk, Series
 from portal.series import store
+from tests.nodes.telemetry.curves import outline
 from tests.nodes.telemetry.reporting import UUIDS, Machine
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +34,7 @@ def gpu_id(machine: Machine) -> int:
 
 
 def curve(machine: Machine, start: int, end: int, *, points: int | None = None, name: str = "watts") -> Any:
-    return read.gpu_curve(machine.agent, gpu_id(machine), name, start=start, end=end, points=points).outline
+    return outline(machine.agent, gpu_owner(gpu_id(machine)), name, start=start, end=end, points=points)
 
 
 def fill_window(machine: Machine, start: int) -> list[int]:
@@ -60,7 +61,8 @@ def test_frames_become_full_chunks_and_go() -> None:
     assert (chunk.kind, chunk.n, chunk.stride, chunk.first_step) == (Chunk.Kind.MERGED, WINDOW_S, 1, ALIGNED)
     assert Frame.objects.count() == 7
     assert before == curve(machine, ALIGNED, ALIGNED + WINDOW_S - 1).min.tolist() == values
-    host = read.host_curve(machine.agent, "load_1", start=ALIGNED, end=ALIGNED + WINDOW_S - 1, points=None).outline
+    agent, end = machine.agent, ALIGNED + WINDOW_S - 1
+    host = outline(agent, host_owner(agent.pk), "load_1", start=ALIGNED, end=end, points=None)
     assert host.min.tolist() == [at % 17 for at in range(ALIGNED, ALIGNED + WINDOW_S, 10)]
 
 
