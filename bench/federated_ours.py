@@ -58,7 +58,7 @@ def running(table: dict[str, Any], *, began: Hook, after: Hook) -> Iterator[Call
     world = distributed.join(on_cpu=True)
     made = workspace.create_standalone(Path(tempfile.mkdtemp(prefix="vigil-federation-"))) if world.leads else None
     where = distributed.broadcast(world, made)
-    reporter = Reporter.open(where.attempt_dir, rank=world.rank, incarnation=0)
+    reporter = Reporter(where.attempt_dir, rank=world.rank, incarnation=0)
     heartbeat = Heartbeat.open(where.attempt_dir, rank=world.rank, incarnation=0)
     rounds = Watched(settings, where, world, LoopServices(reporter, heartbeat, StopRequest()))
 

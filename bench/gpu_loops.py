@@ -118,7 +118,7 @@ class Ours:
         set_determinism(self.determinism)
         where = workspace.create_standalone(folder)
         self.reporter: _RecordingReporter | _LossRecorder = (
-            _LossRecorder() if not telemetry else _recording_reporter(where.attempt_dir)
+            _LossRecorder() if not telemetry else _RecordingReporter(where.attempt_dir, rank=0, incarnation=0)
         )
         heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)
         stop = StopRequest()
@@ -330,12 +330,6 @@ class _RecordingReporter(Reporter):
     def log(self, step: int, **values: float) -> None:
         self.loss = values.get("loss", self.loss)
         super().log(step, **values)
-
-
-def _recording_reporter(attempt_dir: Path) -> _RecordingReporter:
-    reporter = _RecordingReporter.open(attempt_dir, rank=0, incarnation=0)
-    assert isinstance(reporter, _RecordingReporter)
-    return reporter
 
 
 @contextmanager

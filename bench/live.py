@@ -103,7 +103,7 @@ def rank(number: int, attempt_dir: Path) -> None:
     """Run one rank: a step every 50 ms, for rank 1 also an event a second; note when each was logged."""
     from training.reporting.reporter import Reporter
 
-    reporter = Reporter.open(attempt_dir, rank=number, incarnation=0, node="here")
+    reporter = Reporter(attempt_dir, rank=number, incarnation=0, node="here")
     logged: dict[str, float] = {}
     began = time.monotonic()
     step = 0

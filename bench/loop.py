@@ -99,7 +99,7 @@ def _ours(run_dir: Path, world: distributed.World) -> tuple[float, float]:
         }
     )
     where = workspace.create_standalone(run_dir)
-    reporter = Reporter.open(where.attempt_dir, rank=0, incarnation=0)
+    reporter = Reporter(where.attempt_dir, rank=0, incarnation=0)
     stop = StopRequest()
     stop.watch(where.attempt_dir)
     heartbeat = Heartbeat.open(where.attempt_dir, rank=0, incarnation=0)

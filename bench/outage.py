@@ -64,7 +64,7 @@ def main() -> int:
 def _spool(attempt_dir: Path, rank: int) -> None:
     from training.reporting.reporter import Reporter
 
-    reporter = Reporter.open(
+    reporter = Reporter(
         attempt_dir, rank=rank, incarnation=0, node="here", flush_seconds=1e9, flush_steps=STEPS_PER_SECOND
     )
     for step in range(1, OUTAGE_S * STEPS_PER_SECOND + 1):

@@ -88,7 +88,7 @@ def _train(
     from training.step import compiled_code
     from training.step.determinism import set_determinism
 
-    reporter = Reporter.open(
+    reporter = Reporter(
         workspace.attempt_dir,
         rank=world.rank,
         incarnation=workspace.incarnation,

@@ -37,7 +37,7 @@ def main(options: dict[str, Any]) -> int:
     heartbeat.beat("init")
     happen(options, "init", heartbeat)
     meet(-1)
-    reporter = Reporter.open(ATTEMPT, rank=RANK, incarnation=INCARNATION, flush_seconds=0.05)
+    reporter = Reporter(ATTEMPT, rank=RANK, incarnation=INCARNATION, flush_seconds=0.05)
     step = int(os.environ["VIGIL_RESUME"].removeprefix("step-").split(".")[0] or 0)
     heartbeat.beat("step", step)
     while step < options["steps"]:

@@ -101,7 +101,7 @@ def run(
         environment={**command.environment, "VIGIL_CACHE": str(work.cache)},
     )
     watch(attempt.folder)
-    reporter = Reporter.open(attempt.folder, rank=-1, incarnation=0, node=plan.node)
+    reporter = Reporter(attempt.folder, rank=-1, incarnation=0, node=plan.node)
     with open(attempt.folder / "logs" / "launcher.0.log", "a", buffering=1) as log:
         code = Launcher(
             plan,

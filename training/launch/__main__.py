@@ -58,7 +58,7 @@ def launch(plan: LaunchPlan, attempt: Attempt) -> int:
                 print(f"{stamp} {line}", file=file, flush=True)
 
     log(f"attempt {attempt.number} on {plan.node}, node {plan.node_rank} of {plan.nodes}, {plan.ranks_per_node} ranks")
-    reporter = Reporter.open(
+    reporter = Reporter(
         attempt.folder, rank=-1 - plan.node_rank, incarnation=0, node=plan.node, restart_count=plan.restart_count
     )
     try:

@@ -5,7 +5,6 @@ The writer itself is `vigil_report.Stream`, so that the trainer and users' scrip
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from vigil_report import Stream
@@ -17,28 +16,6 @@ class Reporter(Stream):
     A trainer that gathers tensors on the device and reports floats every N steps calls `flush()` right after, so that
     they are on disk at once; and `flush(wait=…)` before a checkpoint is committed.
     """
-
-    @classmethod
-    def open(
-        cls,
-        attempt_dir: Path,
-        *,
-        rank: int,
-        incarnation: int,
-        node: str = "",
-        restart_count: int | None = None,
-        flush_seconds: float = 1.0,
-        flush_steps: int = 50,
-    ) -> Reporter:
-        return cls(
-            attempt_dir,
-            rank=rank,
-            incarnation=incarnation,
-            node=node,
-            restart_count=restart_count,
-            flush_seconds=flush_seconds,
-            flush_steps=flush_steps,
-        )
 
 
 class NullReporter:

@@ -91,7 +91,7 @@ def _take(turn: _Turn, world: object) -> None:
     os.environ["VIGIL_ATTEMPT_DIR"] = str(turn.attempt_dir)
     settings = run_file.load(turn.run_dir / "portal" / "run.toml").config
     place = Workspace(turn.run_dir, turn.attempt_dir, 0, turn.generation, turn.resume, launched=True)
-    reporter = Reporter.open(turn.attempt_dir, rank=int(os.environ["RANK"]), incarnation=0, flush_steps=1)
+    reporter = Reporter(turn.attempt_dir, rank=int(os.environ["RANK"]), incarnation=0, flush_steps=1)
     set_determinism(settings.determinism)
     trainer = Trainer(settings, place, world, LoopServices(reporter, NullHeartbeat(), StopRequest()))  # type: ignore[arg-type]
     assert trainer.run()

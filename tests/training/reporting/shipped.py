@@ -9,7 +9,7 @@ from training.reporting.reporter import Reporter
 
 
 def reporter_of(attempt: Path, rank: int = 0, *, incarnation: int = 0, node: str = "dgx01") -> Reporter:
-    return Reporter.open(attempt, rank=rank, incarnation=incarnation, node=node, flush_seconds=0.01)
+    return Reporter(attempt, rank=rank, incarnation=incarnation, node=node, flush_seconds=0.01)
 
 
 def losses(server: Server) -> list[tuple[int, int, float]]:

@@ -25,7 +25,7 @@ def _only(attempt: Path) -> Path:
 
 
 def test_a_stream_has_a_header_batches_and_an_end(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=3, incarnation=1, node="dgx01", restart_count=2)
+    reporter = Reporter(tmp_path, rank=3, incarnation=1, node="dgx01", restart_count=2)
     reporter.log(10, loss=0.5, gradient_norm=2)
     reporter.event("checkpoint.committed", step=10, name="step-10")
     reporter.close()
@@ -42,14 +42,14 @@ def test_a_stream_has_a_header_batches_and_an_end(tmp_path: Path) -> None:
 
 
 def test_the_first_point_is_written_at_once(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0, flush_seconds=60)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0, flush_seconds=60)
     reporter.log(0, loss=1.0)
     until(lambda: (tmp_path / "spool").is_dir() and bool(read_spool(_only(tmp_path))[1]))
     reporter.close()
 
 
 def test_values_that_json_does_not_know_travel_as_strings(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     reporter.log(1, a=math.nan, b=math.inf, c=-math.inf, d=1e-320, e=0.1)
     reporter.close()
     assert '"NaN"' in _only(tmp_path).read_text()
@@ -61,7 +61,7 @@ def test_values_that_json_does_not_know_travel_as_strings(tmp_path: Path) -> Non
 def test_values_that_are_no_numbers_are_reported_once_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     for step in range(3):
         reporter.log(step, loss=1.0, text="hello", **{"a name\n": 1.0})  # type: ignore[arg-type]
     reporter.log(-1, loss=1.0)
@@ -72,7 +72,7 @@ def test_values_that_are_no_numbers_are_reported_once_and_skipped(
 
 
 def test_flush_with_a_wait_returns_when_everything_is_on_disk(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0, flush_seconds=60)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0, flush_seconds=60)
     for step in range(1000):
         reporter.log(step, loss=step)
         if step % 100 == 99:
@@ -83,7 +83,7 @@ def test_flush_with_a_wait_returns_when_everything_is_on_disk(tmp_path: Path) ->
 
 
 def test_events_follow_the_points_logged_before_them(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0, flush_seconds=60)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0, flush_seconds=60)
     for step in range(20_000):
         reporter.log(step, loss=step)
     reporter.event("run.completed", step=20_000)
@@ -97,7 +97,7 @@ def test_events_follow_the_points_logged_before_them(tmp_path: Path) -> None:
 
 def test_segments_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vigil_report, "SEGMENT_BYTES", 2_000)
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     for step in range(50):
         reporter.log(step, loss=step, tokens_per_second=step * 1e3)
         assert reporter.flush(wait=10)
@@ -123,7 +123,7 @@ def test_a_full_disk_stops_nobody_and_damages_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(vigil_report.os, "pwrite", failing)
     monkeypatch.setattr(vigil_report, "PENDING_POINTS", 100)
     monkeypatch.setattr(vigil_report, "RETRY_SECONDS", 0.01)
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0, flush_seconds=0.01)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0, flush_seconds=0.01)
     reporter.log(0, loss=0.0)
     assert reporter.flush(wait=10)
     full[0] = True
@@ -164,7 +164,7 @@ def _without_room(monkeypatch: pytest.MonkeyPatch, *, tries: float) -> None:
 
 def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _without_room(monkeypatch, tries=5)
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     reporter.log(1, loss=1.0)
     reporter.close()
     _, (batch,), ended = read_spool(_only(tmp_path))
@@ -175,7 +175,7 @@ def test_a_disk_that_is_full_at_the_end_is_waited_for(tmp_path: Path, monkeypatc
 def test_a_line_that_is_lost_at_the_end_damages_none_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _without_room(monkeypatch, tries=math.inf)
     monkeypatch.setattr(vigil_report, "CLOSE_SECONDS", 0.1)
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     with reporter._lock:  # so that all of it is written at the close
         reporter._points["loss"] = [(1, 1.0)]
         reporter._events += [{"kind": "old", "time": 0.0}] * 16 + [{"kind": "run.failed", "time": 0.0}]
@@ -196,7 +196,7 @@ def test_a_disk_that_hangs_delays_the_end_by_a_bounded_time(tmp_path: Path, monk
         return pwrite(file, data, offset)
 
     monkeypatch.setattr(vigil_report.os, "pwrite", hanging)
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     reporter.log(0, loss=1.0)
     began = time.monotonic()
     reporter.close()
@@ -206,7 +206,7 @@ def test_a_disk_that_hangs_delays_the_end_by_a_bounded_time(tmp_path: Path, monk
 
 
 def test_an_event_that_is_too_long_keeps_its_beginning(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     reporter.event("run.failed", error="x" * 200_000, step=3)
     reporter.event("odd", thing=object(), number=math.nan)
     reporter.close()
@@ -219,7 +219,7 @@ def test_an_event_that_is_too_long_keeps_its_beginning(tmp_path: Path) -> None:
 
 def test_an_event_is_reported_as_it_was(tmp_path: Path) -> None:
     """A program goes on with its own lists and dicts, and may make of them what no JSON can hold."""
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     history = {"loss": [1.0]}
     with reporter._lock:  # nothing is written meanwhile
         reporter.event("epoch", history=history)
@@ -234,7 +234,7 @@ def test_an_event_is_reported_as_it_was(tmp_path: Path) -> None:
 
 def test_no_odd_value_costs_the_points_next_to_it(tmp_path: Path) -> None:
     """A reader ignores a malformed line completely."""
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     deep: list[Any] = []
     for _ in range(70):
         deep = [deep]
@@ -266,7 +266,7 @@ class _Odd:
 
 
 def test_no_object_gets_into_training_s_way(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -307,7 +307,7 @@ stream.close()
 
 
 def test_a_forked_child_leaves_the_stream_alone(tmp_path: Path) -> None:
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     reporter.log(0, loss=1.0)
     assert reporter.flush(wait=10)
     assert reporter.is_owner
@@ -330,7 +330,7 @@ def test_the_null_reporter_does_nothing() -> None:
 
 def test_logging_costs_little(tmp_path: Path) -> None:
     """Five series a step, CPU of all threads counted, far below the 500 µs that our whole loop may cost."""
-    reporter = Reporter.open(tmp_path, rank=0, incarnation=0)
+    reporter = Reporter(tmp_path, rank=0, incarnation=0)
     began = time.process_time()
     for step in range(5_000):
         reporter.log(step, loss=1.0, step_seconds=0.1, gradient_norm=0.2, memory_gib=1.0, tokens_per_second=1e6)
