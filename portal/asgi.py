@@ -1,4 +1,4 @@
-"""Provide the ASGI application under its name from before version 0.2, for servers that were set up with it."""
+"""Provide the ASGI application under its name from before version 0.2, for existing servers. Remove in 0.3."""
 
 from importlib import import_module
 

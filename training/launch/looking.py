@@ -1,4 +1,4 @@
-"""Deprecated name of `training.launch.node_report`: launchers that were started before an upgrade still run it."""
+"""Run `training.launch.node_report` for launchers that were started before version 0.2. Remove in 0.3."""
 
 import os
 import sys
