@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from django.db.models import QuerySet
+from django.db.models import Count, Q, QuerySet
 
 from jobs.burnins import golden, health
 from nodes.burnin.evidence import EVENT, BurnInFinding, NodeResults
 from nodes.burnin.judge import FAILED, INCONCLUSIVE, PASSED, NodeVerdict, judge
 from nodes.health.rules.rule import Rule
-from nodes.models import BurnIn, BurnInNode, Node
+from nodes.models import BurnIn, BurnInNode, Gpu, Node
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.schedulers.base import JobStatus
 from nodes.scheduling import node_states
@@ -34,7 +34,9 @@ def end_text(status: JobStatus) -> str:
 
 def verdicts_of(burn_in: BurnIn) -> dict[str, NodeVerdict]:
     """Judge every node; return the verdicts by name."""
-    nodes = [results_of(row, burn_in) for row in burn_in.nodes.order_by("node")]
+    listed = _listed_gpus(burn_in)
+    rows = burn_in.nodes.order_by("node")
+    nodes = [replace(results_of(row, burn_in), listed_gpus=listed.get(row.node, 0)) for row in rows]
     verdicts, rules = judge(nodes, golden.records_for(nodes)), rules_in_force()
     since = burn_in.tests_began_at
     return {name: _with_health(verdict, health.findings_of(name, since, rules)) for name, verdict in verdicts.items()}
@@ -46,6 +48,13 @@ def judge_again(burn_in: BurnIn, row: BurnInNode, rules: Mapping[str, Rule]) -> 
         verdict = NodeVerdict(PASSED, [BurnInFinding(**finding) for finding in row.findings])
         store(burn_in, {row.node: _with_health(verdict, found)})
         row.refresh_from_db(fields=["verdict", "findings"])
+
+
+def _listed_gpus(burn_in: BurnIn) -> dict[str, int]:
+    """Return by node how many GPUs its agent lists, or listed when the burn-in was requested."""
+    was_there = Q(gone_at=None) | Q(gone_at__gte=burn_in.requested_at)
+    gpus = Gpu.objects.filter(was_there, agent__node__in=burn_in.nodes.values("node")).order_by()
+    return dict(gpus.values_list("agent__node").annotate(Count("pk")))
 
 
 def store(burn_in: BurnIn, verdicts: Mapping[str, NodeVerdict]) -> None:

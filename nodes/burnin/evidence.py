@@ -60,7 +60,7 @@ class GoldenValue:
 class NodeResults:
     """Holds what one node reported. `ended`: its program ran to its end; `problem`: what happened to it otherwise.
 
-    `expected_gpus`: how many GPUs the scheduler has there.
+    `expected_gpus`: how many GPUs the scheduler has there. `listed_gpus`: how many its agent lists.
     """
 
     node: str
@@ -70,6 +70,7 @@ class NodeResults:
     problem: str = ""
     is_node_lost: bool = False
     expected_gpus: int = 0
+    listed_gpus: int = 0
 
     @property
     def has_gpus(self) -> bool:

@@ -2,7 +2,8 @@
 
     failed       a test reported an error; bits differ from those of most devices; a GPU or a link is slower than others
     passed       every test has a result, and none of the above
-    inconclusive a test has no result, or the program did not end by itself, and nothing says that the node is at fault
+    inconclusive a test has no result, or the program did not end by itself, and nothing says that the node is at fault:
+                 also where the tests start on no node, because of the software
 
 Warnings change no verdict.
 """
@@ -10,7 +11,7 @@ Warnings change no verdict.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from nodes.burnin.evidence import EVENT, GAP, BurnInFinding, GoldenKey, GoldenValue, NodeResults, capital
@@ -19,10 +20,13 @@ from nodes.burnin.pairs import bad_pairs
 from nodes.burnin.products import differing_products
 from nodes.burnin.reports import FACTS, START, ItemSummary
 from nodes.burnin.speeds import slow_items
+from vigil_core import formatting
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 MAX_WHOLE_GPUS = 16
 """A scheduler that lists more on one node lists MIG slices."""
+MISSING_MODULE = "ModuleNotFoundError"
+"""In the last line that a Python prints which lacks torch or numpy."""
 
 
 @dataclass
@@ -37,7 +41,8 @@ class NodeVerdict:
 def judge(nodes: Sequence[NodeResults], golden: Mapping[GoldenKey, GoldenValue]) -> dict[str, NodeVerdict]:
     """Return the verdict about each node, by its name."""
     names = {results.node for results in nodes}
-    found = {results.node: list(_reported_failures(results, names)) for results in nodes}
+    unstarted = _start_problems(nodes)
+    found = {results.node: list(_reported_failures(results, names, unstarted)) for results in nodes}
     for node, finding in (
         *differing_products(nodes, golden), *slow_items(nodes, golden), *differing_mounts(nodes),
     ):  # fmt: skip
@@ -46,7 +51,29 @@ def judge(nodes: Sequence[NodeResults], golden: Mapping[GoldenKey, GoldenValue])
     lost = {results.node for results in nodes if results.is_node_lost}
     for node, finding in bad_pairs(nodes, golden, faulty):
         found[node].append(replace(finding, kind=EVENT) if node in lost else finding)
-    return {results.node: _verdict(results, found[results.node]) for results in nodes}
+    return {results.node: _verdict(results, found[results.node], unstarted.get(results.node, "")) for results in nodes}
+
+
+def _start_problems(nodes: Iterable[NodeResults]) -> dict[str, str]:
+    """Return why tests could not start, by node, where the software is to blame because no node got further.
+
+    A node that is tested alone may be at fault itself, unless its Python lacks a module.
+    """
+    reporting = [results for results in nodes if results.tests]
+    failures = {
+        results.node: test
+        for results in reporting
+        for test in results.tests
+        if test.test == START and test.failures and results.machine is None
+    }
+    if len(failures) < len(reporting):
+        return {}
+    is_same = len(failures) > 1 and len({test.detail for test in failures.values()}) == 1
+    return {
+        node: f"The tests could not start: {test.failure_text}."
+        for node, test in failures.items()
+        if is_same or MISSING_MODULE in test.detail
+    }
 
 
 def _is_faulty(results: NodeResults, findings: Iterable[BurnInFinding]) -> bool:
@@ -54,25 +81,26 @@ def _is_faulty(results: NodeResults, findings: Iterable[BurnInFinding]) -> bool:
     return results.is_node_lost or not results.ended or any(not finding.is_warning for finding in findings)
 
 
-def _verdict(results: NodeResults, findings: list[BurnInFinding]) -> NodeVerdict:
+def _verdict(results: NodeResults, findings: list[BurnInFinding], start_problem: str) -> NodeVerdict:
     findings = sorted(dict.fromkeys(findings), key=lambda finding: finding.is_warning)
     if results.is_node_lost:
         findings.insert(0, BurnInFinding(results.problem, kind=GAP))
     if any(not finding.is_warning for finding in findings):
         return NodeVerdict(FAILED, findings, is_node_lost=results.is_node_lost)
-    unknown = _untested(results) if results.ended else results.problem or "The tests did not run to their end."
-    if unknown:
+    missing = _untested(results) if results.ended else results.problem or "The tests did not run to their end."
+    if unknown := start_problem or missing:
         return NodeVerdict(INCONCLUSIVE, [BurnInFinding(unknown, kind=GAP), *findings])
     return NodeVerdict(PASSED, findings)
 
 
-def _reported_failures(results: NodeResults, names: Set[str]) -> Iterable[BurnInFinding]:
-    """Yield what the node's tests report by themselves; pairs are judged together."""
+def _reported_failures(results: NodeResults, names: Set[str], unstarted: Container[str]) -> Iterable[BurnInFinding]:
+    """Yield what the node's tests report by themselves; pairs are judged together, and so is what did not start."""
     machine = results.machine
     if machine is not None and machine.gpus < results.expected_gpus and not _has_slices(results):
         yield BurnInFinding(f"Found {machine.gpus} of {results.expected_gpus} GPUs.")
+    elsewhere = {"pair", START} if results.node in unstarted else {"pair"}
     for test in results.tests:
-        if test.failures and test.test != "pair":
+        if test.failures and test.test not in elsewhere:
             yield BurnInFinding(f"{_title(test, names)}: {test.failure_text}.")
         if test.test == "matrix" and len(test.digests) > 1:
             item = capital(test.item)
@@ -101,6 +129,8 @@ def _untested(results: NodeResults) -> str:
         return "No test has a result." if not results.tests else "The node did not report its GPUs and software."
     if _has_slices(results):
         return "Its GPUs are cut into MIG slices, of which only one can be tested. Turn MIG off for a burn-in."
+    if results.listed_gpus and not results.machine.gpus:
+        return f"Its agent lists {formatting.plural(results.listed_gpus, 'GPU')}, none of which was tested."
     counts = Counter(test.test for test in results.tests if test.count > test.absences)
     missing = [
         f"{name} ({counts[name]} of {expected})" if expected > 1 else name

@@ -7,6 +7,7 @@ import re
 import resource
 from typing import Any
 
+import numpy  # noqa: F401 (where it is missing, tests of GPUs would fail later, as if the GPUs were at fault)
 import torch
 
 from training.burnin.devices import cpu_model

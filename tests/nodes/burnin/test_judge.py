@@ -268,6 +268,43 @@ def test_a_process_that_cannot_start_for_a_pair_is_this_nodes_fault() -> None:
     assert texts(judge(nodes, {})["a"]) == ["All-reduce with b could not start: no memory."]
 
 
+@pytest.mark.parametrize(
+    ("details", "verdicts"),
+    [
+        (["no module"], ["inconclusive"]),
+        (["stopped"], ["failed"]),
+        (["stopped", "stopped"], ["inconclusive", "inconclusive"]),
+        (["no module", "stopped"], ["inconclusive", "failed"]),
+        (["no module", "no module", ""], ["failed", "failed", "passed"]),
+    ],
+)
+def test_software_is_to_blame_where_no_node_can_start(details: list[str], verdicts: list[str]) -> None:
+    texts_of = {
+        "no module": "ended with code 1: ModuleNotFoundError: No module named 'torch'",
+        "stopped": "did not finish within 300 s and was stopped",
+    }
+    host = [ItemSummary("host memory", "memory", count=1), ItemSummary("disk", "read /tmp", count=1)]
+    nodes = [
+        NodeResults(f"n{number}", None, [start_failure(texts_of[detail]), *host], ended=True, expected_gpus=8)
+        if detail else node(f"n{number}")
+        for number, detail in enumerate(details)
+    ]  # fmt: skip
+    nodes.append(NodeResults("lost", problem="The node failed during the burn-in.", is_node_lost=True))
+    found = judge(nodes, {})
+    assert [verdict.verdict for verdict in found.values()] == [*verdicts, "failed"]
+
+
+def start_failure(detail: str) -> ItemSummary:
+    return ItemSummary("start", "this node", count=1, failures=1, detail=detail)
+
+
+def test_another_fault_of_a_node_that_cannot_start_fails_it() -> None:
+    mount = ItemSummary("mount", "/data", count=1, failures=1, detail="did not answer within 20 s")
+    missing = start_failure("ended with code 1: ModuleNotFoundError: No module named 'torch'")
+    found = judge([NodeResults("a", None, [missing, mount], ended=True)], {})["a"]
+    assert (found.verdict, texts(found)) == ("failed", ["/data, mount: did not answer within 20 s."])
+
+
 def test_of_two_nodes_none_can_be_blamed_alone() -> None:
     found = judge([node("a", pair("b", "timed out")), node("b", pair("a", "timed out"))], {})
     assert [verdict.verdict for verdict in found.values()] == ["failed", "failed"]

@@ -35,6 +35,13 @@ def test_a_line_that_a_library_begins_loses_no_result(tmp_path: Path) -> None:
     assert (line["test"], line["outcome"], line["torch"]) == ("facts", "passed", "2.13")
 
 
+def test_a_python_without_numpy_fails_before_any_test_begins(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")")
+    (line,) = facts(tmp_path, "")
+    assert (line["test"], line["outcome"]) == ("start", "failed")
+    assert line["detail"] == "ended with code 1: ModuleNotFoundError: No module named 'numpy'"
+
+
 def test_a_slow_import_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "SILENT_S", 0.8)
     (line,) = facts(tmp_path, "import time; time.sleep(1.5)")
