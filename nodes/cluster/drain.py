@@ -205,6 +205,9 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     if node is None:
         _end(order, NodeOrder.State.REFUSED, str(NodeGone(order.node)))
         return
+    if node.is_stale and order.asked_by is None:
+        _note_failure(order, SchedulerError(f"The scheduler's record of {node.name} could not be read."))
+        return
     if _is_done_already(order, node):
         _end(order, NodeOrder.State.DONE, "")
         return

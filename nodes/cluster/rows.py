@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from django.db import transaction
 
 from nodes.models import Association, Fact, License, Node, Partition, Qos, QueuedJob, Reservation
+from portal.bulk import chunks
 
 AT_ONCE = 1000  # rows per transaction, for example at the first reading of a large cluster
 BATCH = 200  # rows per statement: drivers limit the number of values
@@ -28,13 +29,17 @@ class ReportedRecord(Protocol):
 
 @dataclass(frozen=True)
 class RowKind:
-    """A kind of row, and the columns that identify its rows."""
+    """A kind of row, and the columns that identify its rows.
+
+    Those of a kind that `outlasts_unreadable` stay while a record that may be theirs cannot be read.
+    """
 
     model: type[Fact]
     key: tuple[str, ...]
+    outlasts_unreadable: bool = False
 
 
-NODES = RowKind(Node, ("name",))
+NODES = RowKind(Node, ("name",), outlasts_unreadable=True)
 PARTITIONS = RowKind(Partition, ("name",))
 QOS = RowKind(Qos, ("name",))
 ASSOCIATIONS = RowKind(Association, ("account", "user", "partition"))
@@ -51,10 +56,11 @@ class Difference:
     changed: list[Fact]
     gone: list[int]
     unreadable: int = 0  # records that no column can hold, such as a priority of 2^64: left out
+    unconfirmed: Sequence[int] = ()  # rows that stay, though no record that could be read is theirs
 
     def pieces(self) -> Iterator[Difference]:
-        """Yield the difference in parts of AT_ONCE rows; deletions are in the first."""
-        yield Difference(self.kind, self.changed[:AT_ONCE], self.gone)
+        """Yield the difference in parts of AT_ONCE rows; rows that were not reported are in the first."""
+        yield Difference(self.kind, self.changed[:AT_ONCE], self.gone, unconfirmed=self.unconfirmed)
         for start in range(AT_ONCE, len(self.changed), AT_ONCE):
             yield Difference(self.kind, self.changed[start : start + AT_ONCE], [])
 
@@ -70,12 +76,19 @@ class Difference:
                 unique_fields=list(self.kind.key),
                 update_fields=[name for name in columns if name not in self.kind.key],
             )
-        for start in range(0, len(self.gone), 500):
-            objects.filter(pk__in=self.gone[start : start + 500]).delete()
+        for keys in chunks(self.gone):
+            objects.filter(pk__in=keys).delete()
+        for keys in chunks(self.unconfirmed):
+            objects.filter(pk__in=keys).update(digest="")
 
 
-def differences(kind: RowKind, reported: Iterable[ReportedRecord], *, made_up: bool = False) -> Difference:
-    """Compare reported records with the rows; made-up rows stay, except those that a scheduler reports as real."""
+def differences(
+    kind: RowKind, reported: Iterable[ReportedRecord], *, unparsed: int = 0, made_up: bool = False
+) -> Difference:
+    """Compare reported records with the rows; made-up rows stay, except those that a scheduler reports as real.
+
+    `unparsed` records were reported, too, and nobody knows of what.
+    """
     rows = kind.model._default_manager.filter(is_made_up=made_up)
     columns = ("pk", "digest", *kind.key)
     stored = {tuple(key): (pk, digest) for pk, digest, *key in rows.values_list(*columns).iterator()}
@@ -91,8 +104,11 @@ def differences(kind: RowKind, reported: Iterable[ReportedRecord], *, made_up: b
                 continue
             changed[key] = row
         reported_keys.add(key)
-    gone = [pk for key, (pk, _) in stored.items() if key not in reported_keys]
-    return Difference(kind, list(changed.values()), gone, unreadable)
+    missing = [row for key, row in stored.items() if key not in reported_keys]
+    if kind.outlasts_unreadable and (unparsed or unreadable):
+        unconfirmed = [pk for pk, digest in missing if digest]
+        return Difference(kind, list(changed.values()), [], unreadable, unconfirmed)
+    return Difference(kind, list(changed.values()), [pk for pk, _ in missing], unreadable)
 
 
 def write(*found: Difference, also: Callable[[], object] | None = None) -> None:

@@ -183,7 +183,8 @@ class PartRead:
 
 def _nodes(source: Scheduler) -> PartRead:
     nodes = source.nodes()
-    return PartRead.of(nodes.unreadable, rows.differences(rows.NODES, map(_with_rounded_load, nodes)))
+    found = rows.differences(rows.NODES, map(_with_rounded_load, nodes), unparsed=nodes.unreadable)
+    return PartRead.of(nodes.unreadable, found)
 
 
 def _with_rounded_load(node: NodeStatus) -> NodeStatus:

@@ -25,7 +25,10 @@ class FactQuerySet(models.QuerySet[Row]):
 
 
 class Fact(models.Model):
-    """A record that the scheduler reported. `digest` shows whether it is unchanged: then nothing is written."""
+    """A record that the scheduler reported. `digest` shows whether it is unchanged: then nothing is written.
+
+    It is empty if the last answer had no readable record of it (`nodes.cluster.rows`).
+    """
 
     digest = models.CharField(max_length=32, blank=True, editable=False)
     is_made_up = models.BooleanField(
@@ -69,6 +72,11 @@ class Node(Fact):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the scheduler's last answer had no readable record of it: the row is older."""
+        return not self.digest
 
     @property
     def is_in_service(self) -> bool:
@@ -311,12 +319,16 @@ class Reading(models.Model):
 
     @property
     def unreadable_text(self) -> str:
-        """Return "1 job could not be read and is left out."; "" where everything was read."""
+        """Return "1 job could not be read and is left out."; "" where everything was read.
+
+        Nodes stay as they were last reported.
+        """
         if not self.unreadable:
             return ""
         are = "is" if self.unreadable == 1 else "are"
         records = formatting.plural(self.unreadable, _RECORDS[self.part]).replace(formatting.NBSP, " ")
-        return f"{records} could not be read and {are} left out."
+        kept = ", or shown as last reported" if self.part == Reading.Part.NODES else ""
+        return f"{records} could not be read and {are} left out{kept}."
 
 
 _RECORDS: dict[str, str] = {

@@ -92,6 +92,28 @@ def test_what_is_no_longer_reported_is_gone_and_what_is_made_up_stays() -> None:
     assert QueuedJob.objects.get().scheduler_id == "2"
 
 
+@pytest.mark.parametrize("problem", ["unparsable", "unstorable"])
+def test_a_node_keeps_its_row_while_a_record_cannot_be_read(problem: str) -> None:
+    machines = [NodeStatus(name=f"dgx-0{n}", state="idle", memory_mib=1) for n in range(1, 4)]
+    scheduler = ScriptedScheduler(machines=machines, queued=[queued(1), queued(2)])
+    sync.read(scheduler)
+    ids = dict(Node.objects.values_list("name", "pk"))
+    scheduler.machines = machines[:1]
+    if problem == "unparsable":
+        scheduler.unreadable = {"nodes": 1, "queue": 1}
+    else:
+        scheduler.machines = [*machines[:1], replace(machines[1], memory_mib=2**70)]
+    scheduler.queued = []
+    for _ in range(2):
+        sync.read(scheduler)
+        assert dict(Node.objects.values_list("name", "pk")) == ids, "it may be any of those that are missing"
+        assert not QueuedJob.objects.exists(), "a job that has ended is not waited for"
+        assert sync.readings()["nodes"].unreadable == 1
+    scheduler.machines, scheduler.unreadable = [machines[0], replace(machines[1], memory_mib=2)], {}
+    sync.read(scheduler)
+    assert dict(Node.objects.values_list("name", "memory_mib")) == {"dgx-01": 1, "dgx-02": 2}
+
+
 def test_only_what_changed_is_written() -> None:
     scheduler = ScriptedScheduler(machines=[NodeStatus(name=f"n{n}", state="idle", load=0.01 * n) for n in range(5)])
     sync.read(scheduler)
