@@ -193,7 +193,8 @@ def note_outage(error: SchedulerError) -> None:
 
 def _due() -> QuerySet[NodeOrder]:
     # Without an outcome although it was tried: the worker died during the call.
-    due = Q(tried_at=None) | Q(outcome="") | Q(tried_at__lt=timezone.now() - AGAIN)
+    now = timezone.now()
+    due = Q(tried_at=None) | Q(outcome="") | Q(tried_at__lt=now - AGAIN) | Q(tried_at__gt=now)  # the clock was set back
     rows = NodeOrder.objects.open().filter(due).annotate(is_urgent=_IS_URGENT)
     return rows.select_related("asked_by").order_by("-is_urgent", "id")[:50]
 
