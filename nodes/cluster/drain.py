@@ -277,7 +277,7 @@ def _note_carried_out_anyway(order: NodeOrder, node: Node) -> None:
 def _is_done_already(order: NodeOrder, node: Node) -> bool:
     """Return whether a worker carried the order out, and was killed before it recorded that."""
     if order.action == NodeOrder.Action.DRAIN:
-        return node.is_drained and is_reason_of(order, node)
+        return not node.is_in_service and is_reason_of(order, node)  # Slurm's DOWN+DRAIN is reported as down
     return bool(order.replaces) and node.is_in_service and not node.reason
 
 
