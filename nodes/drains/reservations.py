@@ -31,8 +31,10 @@ def carry_out(scheduler: Scheduler) -> None:
     """
     _note_missing()
     until = time.monotonic() + BUDGET_S
+    now = timezone.now()
     is_over_since = Q(ended_at__gte=F("tried_at"))  # the last call reserved it
-    due = Q(tried_at=None) | Q(tried_at__lt=timezone.now() - AGAIN) | is_over_since
+    is_in_future = Q(tried_at__gt=now)  # the clock was set back
+    due = Q(tried_at=None) | Q(tried_at__lt=now - AGAIN) | is_over_since | is_in_future
     wanted = Q(state__in=(State.PLANNED, State.ACTIVE), wants_reservation=True, reservation="")
     is_tried = ~Q(reservation="") | Q(wants_reservation=True, tried_at__isnull=False)
     unwanted = Q(state__in=(State.ENDED, State.CANCELLED)) & is_tried

@@ -110,6 +110,16 @@ def test_a_reservation_that_nothing_confirmed_is_removed_with_its_window(
     assert lab.scheduler.requests.count("unreserve") == 1
 
 
+def test_a_clock_that_is_set_back_delays_no_retry(lab: Lab, ops: User) -> None:
+    planned(ops, starts=10, wants_reservation=True)
+    lab.scheduler.broken_parts["reserve_window"] = SchedulerError("no answer")
+    reservations.carry_out(lab.scheduler)
+    MaintenanceWindow.objects.update(tried_at=timezone.now() + HOUR)
+    del lab.scheduler.broken_parts["reserve_window"]
+    reservations.carry_out(lab.scheduler)
+    assert len(lab.scheduler.reserved) == 1
+
+
 def test_drains_its_nodes_while_the_scheduler_fails_to_reserve_them(lab: Lab, ops: User) -> None:
     planned(ops, wants_reservation=True)
     lab.scheduler.broken_parts["reserve_window"] = SchedulerError("no answer")
