@@ -23,6 +23,7 @@ from nodes.drains import bulk
 from nodes.health.requesters import MAINTENANCE_PREFIX
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder, Reading
+from nodes.remediation.return_to_service import request_return
 from portal.access import note
 from portal.audit import Change
 from portal.bulk import give_way
@@ -222,11 +223,12 @@ def _return_some(window: MaintenanceWindow, names: Sequence[str], now: datetime)
         if next_window is None and name in broken:
             still_drained.append(name)
             continue
-        action = NodeOrder.Action.UNDRAIN if next_window is None else NodeOrder.Action.DRAIN
-        reason = "" if next_window is None else f"[node] {next_window.reason}"
-        rule = window.requester if next_window is None else next_window.requester
         try:
-            drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)
+            if next_window is None:
+                request_return(node, window.requester)
+            else:
+                reason, rule = f"[node] {next_window.reason}", next_window.requester
+                drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, replaces=node.reason, rule=rule)
         except drain.NotOrdered as error:
             logger.info("maintenance %d does not return %s: %s", window.pk, name, error)
     return still_drained

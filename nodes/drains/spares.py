@@ -21,7 +21,7 @@ from django.utils import timezone
 from nodes.cluster import drain, sync
 from nodes.drains.reasons import DrainCause, read_reason
 from nodes.health import limits
-from nodes.health.requesters import SPARE
+from nodes.health.requesters import SPARE, SPARE_REASON
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import (
     BurnInNode,
@@ -40,7 +40,6 @@ from portal.models import User
 
 logger = logging.getLogger(__name__)
 
-REASON = "[node] hot spare"
 MAX_SPARES = 200
 MAX_ORDERS = 20
 """In one transaction; what is left is due at the next one, seconds later."""
@@ -133,15 +132,15 @@ def _keep_drained(spare: HotSpare, node: Node, now: datetime) -> bool:
     read_at = sync.last_read_at(Reading.Part.NODES)
     if newest is not None and (newest.is_open or drain.is_newer_than_rows(newest, read_at)):
         return False
-    if BurnInNode.objects.filter(node=node.name, is_active=True).exists():
-        return False  # in service inside the reservation of a burn-in
+    if _is_tested(node.name):
+        return False
     is_ours = newest is not None and newest.rule == SPARE and newest.action == NodeOrder.Action.DRAIN
     is_by_person = newest is not None and newest.asked_by_id is not None and newest.asked_at > spare.since
     if is_by_person or (is_ours and newest is not None and newest.state == NodeOrder.State.DONE):
         _change(spare, State.SERVING, "", now)  # a person undrained it, here or with scontrol: that stands
         note(None, "spare.in_service", spare.node, "A person undrained it.")
     elif not (is_ours and newest is not None and newest.asked_at > now - drain.GIVE_UP):
-        return _order(node, NodeOrder.Action.DRAIN, REASON)
+        return _order(node, NodeOrder.Action.DRAIN, SPARE_REASON)
     return False
 
 
@@ -151,7 +150,7 @@ def _take_back(spare: HotSpare, nodes: dict[str, Node], now: datetime) -> None:
     If the spare is out of service itself by then, it is the spare again, and the other one stays in service.
     """
     repaired, serving = nodes.get(spare.replaces), nodes.get(spare.node)
-    if repaired is None or not repaired.is_in_service or repaired.reason:
+    if repaired is None or not repaired.is_in_service or repaired.reason or _is_tested(repaired.name):
         return
     if serving is None or not serving.is_in_service:
         note(None, "spare.not_in_service", spare.node, f"{repaired.name} is in service again.")
@@ -164,6 +163,11 @@ def _take_back(spare: HotSpare, nodes: dict[str, Node], now: datetime) -> None:
     note(None, "spare.changed", repaired.name, f"It is in service again and stands by for {spare.node}.")
     spare.node = repaired.name
     _change(spare, State.STANDBY, "", now)
+
+
+def _is_tested(name: str) -> bool:
+    """Return whether the node may be in service only inside the reservation of a burn-in."""
+    return BurnInNode.objects.filter(node=name, is_active=True).exists()
 
 
 def _was_not_undrained(spare: HotSpare, node: Node | None) -> bool:

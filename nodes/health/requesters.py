@@ -6,6 +6,7 @@ These names stand where an order otherwise names its health rule, and in the sch
 from __future__ import annotations
 
 SPARE, BURN_IN = "spare", "burn-in"
+SPARE_REASON = "[node] hot spare"
 MAINTENANCE_PREFIX = "maintenance-"
 """Begins the name of a maintenance window; its number follows."""
 

@@ -17,8 +17,9 @@ from django.utils import timezone
 
 from nodes.cluster import drain
 from nodes.cluster.newest_orders import newest_order, newest_orders
+from nodes.health.requesters import SPARE, SPARE_REASON
 from nodes.health.rules.rule import OUT_OF_SERVICE
-from nodes.models import HealthControl, HealthEntry, MaintenanceWindow, Node, NodeOrder
+from nodes.models import HealthControl, HealthEntry, HotSpare, MaintenanceWindow, Node, NodeOrder
 from nodes.scheduling import node_states
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,17 @@ def _return(name: str, now: datetime) -> None:
         return
     try:
         # Of an approved drain, which is in a person's name, that person's reason is replaced.
-        drain.request_order(None, node, NodeOrder.Action.UNDRAIN, replaces=node.reason, rule=newest.rule or first.rule)
+        request_return(node, newest.rule or first.rule)
     except drain.NotOrdered as error:
         logger.info("%s is not returned to service: %s", name, error)
+
+
+def request_return(node: Node, rule: str) -> NodeOrder:
+    """Order to undrain the node, or to drain it as a hot spare if it stands by: jobs would start there in between.
+
+    The reason that it has now is replaced. Raises NotOrdered.
+    """
+    action, reason = NodeOrder.Action.UNDRAIN, ""
+    if HotSpare.objects.standby().filter(node=node.name).exists():
+        action, reason, rule = NodeOrder.Action.DRAIN, SPARE_REASON, SPARE
+    return drain.request_order(None, node, action, reason, replaces=node.reason, rule=rule)

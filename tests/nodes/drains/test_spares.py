@@ -12,7 +12,7 @@ from django.utils import timezone
 from nodes.cluster import drain, sync
 from nodes.cluster.service_state import service_state
 from nodes.drains import maintenance, spares
-from nodes.models import HealthControl, HotSpare, Node, NodeOrder, Reading
+from nodes.models import BurnIn, BurnInNode, HealthControl, HotSpare, Node, NodeOrder, Reading
 from nodes.remediation import inbox
 from nodes.schedulers.base import SchedulerError
 from portal.models import AuditEntry, User
@@ -216,6 +216,53 @@ def test_a_person_who_undrains_it_in_vigil_keeps_it_in_service(lab: Lab, ops: Us
     lab.step()
     lab.step()
     assert (spare().state, lab.scheduler.drained) == ("serving", {})
+
+
+def test_a_spare_whose_finding_is_over_does_not_serve_meanwhile(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    lab.xid(79, "dgx-12")
+    lab.step()
+    assert lab.scheduler.drained["dgx-12"].startswith("[node] Xid 79")
+    lab.scheduler.requests.clear()
+    inbox.clear(ops, lab.entry(node="dgx-12").pk, "reseated")
+    lab.step()
+    lab.step()
+    assert (lab.scheduler.drained, spare().state) == ({"dgx-12": STANDBY}, "standby")
+    assert "undrain" not in lab.scheduler.requests
+    set_machine(lab, "dgx-02", state="down", reason="Not responding", reason_by="slurm")
+    lab.step()
+    lab.step()
+    assert (spare().replaces, lab.scheduler.drained) == ("dgx-02", {}), "it is ready"
+
+
+def test_a_node_named_a_spare_during_its_maintenance_stands_by_after_it(lab: Lab, ops: User) -> None:
+    now = timezone.now()
+    window = maintenance.plan(ops, "dgx-12", "new switch", now, now + timedelta(hours=1))
+    lab.step()
+    named(lab, ops, "dgx-12")
+    lab.scheduler.requests.clear()
+    maintenance.cancel(ops, window)
+    lab.step()
+    lab.step()
+    assert (lab.scheduler.drained, spare().state) == ({"dgx-12": STANDBY}, "standby")
+    assert "undrain" not in lab.scheduler.requests
+
+
+def test_a_node_that_is_being_tested_does_not_change_places_yet(lab: Lab, ops: User) -> None:
+    named(lab, ops, "dgx-12")
+    lab.xid(79)
+    lab.step()
+    lab.step()
+    assert (spare().node, spare().replaces) == ("dgx-12", "dgx-01")
+    burn_in = BurnIn.objects.create(key="b1", seconds=60, started_by=ops)
+    under_test = BurnInNode.objects.create(burn_in=burn_in, node="dgx-01")
+    lab.scheduler.undrain("dgx-01")
+    sync.read(lab.scheduler, Reading.Part.NODES)
+    lab.step()
+    assert (spare().node, spare().replaces) == ("dgx-12", "dgx-01"), "it may fail the tests"
+    BurnInNode.objects.filter(pk=under_test.pk).update(is_active=False)
+    lab.step()
+    assert (spare().node, spare().state) == ("dgx-01", "standby")
 
 
 def test_removing_undrains_it(lab: Lab, ops: User) -> None:
