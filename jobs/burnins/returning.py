@@ -4,6 +4,7 @@
     failed         is drained with the first reason
     otherwise      is drained again if it was drained before
 
+A hot spare that did not fail stands by again: it is drained before the reservation is removed, as jobs would start.
 A node that somebody drained meanwhile keeps that reason. An order that the scheduler refused, such as one given up
 while it was away, is repeated: until the node is drained, the reservation must keep jobs out.
 """
@@ -24,11 +25,13 @@ from jobs.errors import Conflict
 from jobs.queueing import queue
 from nodes.burnin.judge import FAILED, PASSED
 from nodes.cluster import drain, sync
+from nodes.health.requesters import SPARE, SPARE_REASON
 from nodes.health.rules.rule import Rule
-from nodes.models import BurnIn, BurnInNode, HealthEntry, Node, NodeOrder
+from nodes.models import BurnIn, BurnInNode, HealthControl, HealthEntry, HotSpare, Node, NodeOrder
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation import inbox
 from nodes.remediation.reason import NODE
+from nodes.scheduling import node_states
 from portal import bulk
 
 MAX_CHARACTERS = 150
@@ -84,18 +87,30 @@ def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
         verdicts.judge_again(burn_in, row, rules)
     node = Node.objects.filter(name=row.node).first()
     outcome, order = "", None
-    reason = _drain_reason(burn_in, row)
+    if _is_to_stand_by(row):
+        reason, rule = SPARE_REASON, SPARE
+    else:
+        reason = _drain_reason(burn_in, row)
     if row.undrain_order is not None and row.undrain_order.is_open:  # cancelled before it was carried out
         now = timezone.now()
         NodeOrder.objects.open().filter(pk=row.undrain_order.pk).update(state=NodeState.REPLACED, ended_at=now)
-    elif row.verdict == PASSED:
-        _clear_entries(burn_in, row, rules)
-    elif reason and node is not None:
-        try:
-            order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, rule=rule)
-        except drain.NotOrdered as error:
-            outcome = str(error)
+    else:
+        if row.verdict == PASSED:
+            _clear_entries(burn_in, row, rules)
+        if reason and node is not None:
+            try:
+                order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, rule=rule)
+            except drain.NotOrdered as error:
+                outcome = str(error)
     BurnInNode.objects.filter(pk=row.pk).update(is_returned=True, return_order=order, outcome=outcome)
+
+
+def _is_to_stand_by(row: BurnInNode) -> bool:
+    """Return whether the node is a hot spare that passed, or that has no verdict and stood by before."""
+    if row.undrain_order is None or not (row.verdict == PASSED or node_states.is_standby(row.earlier_reason)):
+        return False
+    HealthControl.locked()  # nobody removes the spare meanwhile
+    return row.verdict != FAILED and HotSpare.objects.standby().filter(node=row.node).exists()
 
 
 def _is_read_since_undrain(row: BurnInNode) -> bool:
@@ -126,7 +141,7 @@ def _clear_entries(burn_in: BurnIn, row: BurnInNode, rules: Mapping[str, Rule]) 
 
 def _outcome(row: BurnInNode, node: Node | None) -> str:
     if row.return_order is not None and row.return_order.state == NodeState.DONE:
-        return "Drained."
+        return "Stands by as a hot spare." if row.return_order.rule == SPARE else "Drained."
     if row.return_order is not None:
         return f"Not drained: {row.return_order.outcome or row.return_order.get_state_display()}"[:300]
     if node is None:
