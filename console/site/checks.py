@@ -27,7 +27,7 @@ from nodes import software_inventory
 from nodes.telemetry import exporters
 from portal.run import redis
 from portal.run.file_systems import NETWORK_FILE_SYSTEMS, file_system
-from vigil_core import installation
+from vigil_core import formatting, installation
 
 TAG = "vigil"
 ROOM_BYTES = 2 * 1024**3
@@ -69,10 +69,9 @@ def runs_can_be_written(app_configs: Sequence[AppConfig] | None, **_: Any) -> li
         found.append(Warning(message, hint=hint, id="vigil.W005"))
     free = shutil.disk_usage(runs).free
     if free < ROOM_BYTES:
+        room = formatting.plain_spaces(formatting.disk(free))
         hint = "Delete jobs that are no longer needed, or move VIGIL_RUNS to a larger disk."
-        found.append(
-            Warning(f"Only {free / 1024**3:.1f} GiB are free on the disk of {runs}.", hint=hint, id="vigil.W002")
-        )
+        found.append(Warning(f"Only {room} are free on the disk of {runs}.", hint=hint, id="vigil.W002"))
     return found
 
 

@@ -309,12 +309,12 @@ def _disk(spec: JobSpec) -> Iterator[DryRunFinding]:
     checkpoint_bytes = _checkpoint_bytes(spec)
     if checkpoint_bytes is None:
         yield DryRunFinding(
-            "info", "Disk", f"{free / 1e9:,.0f} GB free for runs; the size of its checkpoints is not known yet."
+            "info", "Disk", f"{formatting.disk(free)} free for runs; the size of its checkpoints is not known yet."
         )
         return
     needed = checkpoint_bytes * (retained + 2)  # one being written, one it started from
     each = formatting.disk(checkpoint_bytes)
-    text = f"About {formatting.disk(needed)} for checkpoints ({retained} of {each}); {free / 1e9:,.0f} GB free."
+    text = f"About {formatting.disk(needed)} for checkpoints ({retained} of {each}); {formatting.disk(free)} free."
     yield DryRunFinding("ok" if needed < free else "error", "Disk", text)
 
 
