@@ -138,7 +138,7 @@ def _confirm_alike(entry: int, action: str, is_confirmed: bool) -> None:
     first = find_portal().get(f"health/{entry}")
     found, has_more = _read_newest(rule=first["rule"], state=first["state"])
     number = sum(_group_key(other) == _group_key(first) for other in found)
-    entries = formatting.plural(number, "finding").replace(formatting.NBSP, " ")
+    entries = formatting.plural(number, "finding")
     entries = f"{entries} or more" if has_more else entries
     question = f"{action.capitalize()} {entries} ({first['rule']}: {_title(first)})?"
     confirm(question, is_confirmed, f"Add --yes to {action} {entries}.")

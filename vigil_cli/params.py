@@ -21,7 +21,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 def out(answer: Any, lines: Callable[[Any], list[str]], as_json: bool) -> None:
     """Print a response as JSON, or as these lines of text."""
-    echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)).replace(formatting.NBSP, " "))
+    echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))
 
 
 def confirm(question: str, is_confirmed: bool, otherwise: str) -> None:
@@ -29,8 +29,8 @@ def confirm(question: str, is_confirmed: bool, otherwise: str) -> None:
     if is_confirmed:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CliError(otherwise)
-    if not click.confirm(question, err=True):
+        raise CliError(formatting.plain_spaces(otherwise))
+    if not click.confirm(formatting.plain_spaces(question), err=True):
         raise click.exceptions.Exit(1)
 
 

@@ -11,6 +11,8 @@ import sys
 
 import click
 
+from vigil_core import formatting
+
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -26,8 +28,8 @@ def plain(text: str) -> str:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print a message."""
-    click.echo(plain(text), err=err)
+    """Print a message, with ordinary spaces between numbers and their units."""
+    click.echo(plain(formatting.plain_spaces(text)), err=err)
 
 
 def echo_whole(text: str, *, end: str = "\n") -> None:

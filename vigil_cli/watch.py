@@ -34,7 +34,7 @@ def progress_text(job: dict[str, Any]) -> str:
         parts.append(f"{formatting.duration(done['eta_seconds'])} left")
     elif job["reason"]:
         parts.append(job.get("explained") or job["reason"])  # an older portal sends only the reason
-    return " · ".join(parts).replace(formatting.NBSP, " ")
+    return formatting.plain_spaces(" · ".join(parts))
 
 
 def bar(fraction: float | None, width: int = 16) -> str:

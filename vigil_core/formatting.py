@@ -233,6 +233,11 @@ def machine_time(then: datetime) -> str:
     return then.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def plain_spaces(text: str) -> str:
+    """Return the text with ordinary spaces, for terminals, files and clients of REST."""
+    return text.replace(NBSP, " ")
+
+
 def plural(number: int, singular: str, plural_form: str = "") -> str:
     """Return a number with its noun: "1 job", "2 jobs", "1,284 jobs"."""
     return f"{count(number)}{NBSP}{singular if number == 1 else plural_form or singular + 's'}"

@@ -149,7 +149,7 @@ class Unseen:
             sentences.append(
                 f"{formatting.plural(self.newer, 'job')} of yours {was} submitted since the queue was last read."
             )
-        return " ".join(sentences).replace(formatting.NBSP, " ")  # for the command line as well
+        return formatting.plain_spaces(" ".join(sentences))  # for the command line as well
 
 
 def unseen_jobs(user: User) -> Unseen:

@@ -326,7 +326,7 @@ class Reading(models.Model):
         if not self.unreadable:
             return ""
         are = "is" if self.unreadable == 1 else "are"
-        records = formatting.plural(self.unreadable, _RECORDS[self.part]).replace(formatting.NBSP, " ")
+        records = formatting.plain_spaces(formatting.plural(self.unreadable, _RECORDS[self.part]))
         kept = ", or shown as last reported" if self.part == Reading.Part.NODES else ""
         return f"{records} could not be read and {are} left out{kept}."
 

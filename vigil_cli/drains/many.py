@@ -20,8 +20,8 @@ def drain_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_con
     """Drain every node of the expression; exit with code 1 if one of them could not be ordered."""
     found = portal.post("drains/preview", json={"nodes": nodes})
     for line in preview_lines(found):
-        echo(line.replace(formatting.NBSP, " "), err=True)
-    many = formatting.plural(len(found["nodes"]), "node").replace(formatting.NBSP, " ")
+        echo(line, err=True)
+    many = formatting.plural(len(found["nodes"]), "node")
     confirm("Drain them?", is_confirmed, f"Add --yes to drain {many}.")
     replaces = found["reasons"] if replace else {}
     answer = portal.post("drains", json={"nodes": nodes, "reason": reason, "replaces": replaces})
@@ -30,7 +30,7 @@ def drain_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_con
         click.echo(json.dumps(answer, indent=2))
     for item in left:
         echo(problem_line(item, "drain it anyway", replace=replace), err=True)
-    requested = formatting.plural(len(answer["items"]) - len(left), "node").replace(formatting.NBSP, " ")
+    requested = formatting.plural(len(answer["items"]) - len(left), "node")
     echo(f"Requested the drain of {requested}. `vigil drains` shows when the scheduler has done it.", err=True)
     raise click.exceptions.Exit(1 if left else 0)
 
@@ -63,10 +63,10 @@ def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_co
     """Undrain every node of the expression; exit with code 1 if a drain was left as it is."""
     found = portal.post("drains/return/preview", json={"nodes": nodes})
     for line in _preview_lines(found, replace=replace):
-        echo(line.replace(formatting.NBSP, " "), err=True)
+        echo(line, err=True)
     affected = len(found["yours"]) + len(found["by_others"]) * replace
     if affected:
-        many = formatting.plural(affected, "node").replace(formatting.NBSP, " ")
+        many = formatting.plural(affected, "node")
         confirm("Return them to service?", is_confirmed, f"Add --yes to return {many} to service.")
     replaces = found["reasons"] if replace else {}
     answer = portal.post("drains/return", json={"nodes": nodes, "reason": reason, "replaces": replaces})
@@ -77,7 +77,6 @@ def return_many(portal: Portal, nodes: str, reason: str, *, replace: bool, is_co
     for item in left:
         echo(problem_line(item, "end that", replace=replace), err=True)
     requested = formatting.plural(sum(item["order"] is not None for item in answer["items"]), "node")
-    requested = requested.replace(formatting.NBSP, " ")
     echo(f"Requested the return of {requested}. `vigil drains` shows what is still out of service.", err=True)
     raise click.exceptions.Exit(1 if left else 0)
 

@@ -33,4 +33,4 @@ def drained_by(drain: dict[str, Any]) -> str:
 
 def _cost(drain: dict[str, Any]) -> str:
     cost = drain["cost_per_hour"]
-    return "" if cost is None else formatting.money(cost, drain["currency"]).replace(formatting.NBSP, " ")
+    return "" if cost is None else formatting.money(cost, drain["currency"])

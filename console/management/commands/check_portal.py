@@ -8,7 +8,7 @@ from dataclasses import asdict
 from django.core.management.base import BaseCommand
 
 from console.health import run
-from vigil_core.formatting import NBSP, plural
+from vigil_core.formatting import plain_spaces, plural
 
 MARKS = {"unchecked": "–", "warning": "!", "error": "✗"}
 
@@ -40,4 +40,4 @@ class Command(BaseCommand):
             if finding.remedy:
                 self.stdout.write(f"    → {finding.remedy}")
         errors, warnings = plural(len(report.errors), "error"), plural(len(report.warnings), "warning")
-        self.stdout.write(f"\n{errors}, {warnings}.".replace(NBSP, " "))
+        self.stdout.write(plain_spaces(f"\n{errors}, {warnings}."))

@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand
 from jobs.slurm_check import all_checks, local_site
 from jobs.slurm_check.finding import CheckFinding
 from jobs.slurm_check.trial import PATIENCE_S, TrialOptions
-from vigil_core.formatting import NBSP, plural
+from vigil_core.formatting import plain_spaces, plural
 
 MARKS = {"ok": "✓", "warn": "!", "error": "✗", "skip": "–"}
 
@@ -50,7 +50,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps({"ok": not wrong, "findings": [asdict(item) for item in found]}, indent=2))
         else:
             warnings = plural(sum(item.level == "warn" for item in found), "warning")
-            self.stdout.write(f"\n{plural(len(wrong), 'error')}, {warnings}.".replace(NBSP, " "))
+            self.stdout.write(plain_spaces(f"\n{plural(len(wrong), 'error')}, {warnings}."))
         if wrong:
             sys.exit(1)
 

@@ -166,7 +166,7 @@ def reliability(request: ApiRequest, query: Query[ReliabilityPageQuery]) -> dict
         "since": filters.since(now),
         "by": filters.by,
         "kind": filters.kind,
-        "text": " ".join(sentences.summary(failure_report, filters)).strip().replace(formatting.NBSP, " "),
+        "text": formatting.plain_spaces(" ".join(sentences.summary(failure_report, filters)).strip()),
         "total": _row(failure_report.total),
         "effective_time": failure_report.effective,
         "offenders": [_offender(offender) for offender in failure_report.offenders[:200]],
@@ -213,7 +213,7 @@ def reliability_forecast(request: ApiRequest, query: Query[ForecastQuery]) -> di
         "young_interval_seconds": forecast.young_seconds,
         "effective_time": forecast.best_useful_share,
         "curve": [{"interval_seconds": period, "effective_time": fraction} for period, fraction in forecast.curve()],
-        "text": " ".join(sentences.forecast_text(forecast)).replace(formatting.NBSP, " "),
+        "text": formatting.plain_spaces(" ".join(sentences.forecast_text(forecast))),
     }
 
 

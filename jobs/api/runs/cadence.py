@@ -98,7 +98,7 @@ def _cadence_shape(found: SaveCadence) -> dict[str, Any]:
         "gpu_hours_a_day": found.gpu_hours_a_day,
         "gpu_hours_left": found.gpu_hours_left,
         "order": _order_shape(found),
-        "text": " ".join(words.summary(found)).replace(formatting.NBSP, " "),
+        "text": formatting.plain_spaces(" ".join(words.summary(found))),
     }
 
 

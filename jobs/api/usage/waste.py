@@ -107,7 +107,7 @@ def waste(request: ApiRequest, query: Query[WastePageQuery]) -> dict[str, Any]:
         "days": filters.days,
         "since": filters.since(now),
         "by": filters.by,
-        "text": f"{lead} {also}".replace(formatting.NBSP, " "),
+        "text": formatting.plain_spaces(f"{lead} {also}"),
         "total": _hours(waste_report.total) | _cost(waste_report.total),
         "idle_now": [_idle(job, may_open) for job, may_open in idle],
     }

@@ -91,7 +91,7 @@ class PostMortemText:
 
 def write(document: PostMortemText) -> str:
     """Return the whole document, for a ticket or a repository."""
-    return "\n\n".join(_parts(document)).replace(formatting.NBSP, " ") + "\n"
+    return formatting.plain_spaces("\n\n".join(_parts(document))) + "\n"
 
 
 def _parts(document: PostMortemText) -> Iterator[str]:
