@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
 
 
-def initial_moments(model: Tensor, *, tau: float) -> Mapping[str, Tensor]:
+def initial_moments(model: Tensor, *, tau: float, **options: object) -> Mapping[str, Tensor]:
     """Return the moments before the first round. The paper requires a second moment of at least τ²; it is τ²."""
     import torch
 

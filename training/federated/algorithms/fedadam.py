@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from training.federated.server import ServerRound
 
 SENT = {"delta": "samples"}
-
-
-def initial_server_state(model: Tensor, *, tau: float, **options: object) -> Mapping[str, Tensor]:
-    return initial_moments(model, tau=tau)
+initial_server_state = initial_moments
 
 
 def train(client: Client, **options: object) -> Mapping[str, Tensor]:
