@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from training.attempt.heartbeat import Heartbeat, NullHeartbeat
 from training.attempt.workspace import Workspace
 from training.config.base import ConfigError, Problem
+from training.contracts import Recipe
 from training.corpus.cache import cache_dir
 from training.data import Batch, Ids, Prepared, Split, Task
 from training.engine import initialization
@@ -82,14 +84,9 @@ def assemble(
     if start is not None:
         config = _with_split_of_checkpoint(config, start)
         _check_same(config, start, "Clone the job to change it." if workspace.launched else MANUAL_REMEDY)
-    recipe, algorithm = part_loader.load_recipe(config, user_code), part_loader.load_algorithm(config, user_code)
-    aggregation, selection = (
-        part_loader.load_aggregation(config, user_code),
-        part_loader.load_selection(config, user_code, world),
-    )
-    split = part_loader.load_split(config, user_code, world)
+    chosen = _load_parts(config, user_code, world)
     prepared = supply.prepare(
-        recipe,
+        chosen.recipe,
         config,
         world,
         cache=cache_dir(workspace.run_dir),
@@ -97,31 +94,16 @@ def assemble(
         heartbeat=heartbeat,
         reporter=reporter,
     )
-    adapters = parts.adapters(config.adapters)
     progress = supply.LeaderWork(world, heartbeat, reporter)
+    has_adapters = parts.adapters(config.adapters).KEEPS_BASE
     config, source = origin.resolve_weights(
-        recipe, config, workspace, world, start, progress, has_adapters=adapters.KEEPS_BASE
+        chosen.recipe, config, workspace, world, start, progress, has_adapters=has_adapters
     )
-    dtype = DTYPES[config.dtype]
-    torch.manual_seed(derive_seed(config.seed))
-    with _default_dtype(dtype):
-        task = supply.build(recipe, config, prepared, source.path)
-        task = adapters.adapt(task, **config.options_of(config.adapters))
-    initialization.fill(task, config.seed, world.device)
-    labels = recipe.call_labels(prepared.path, config.recipe_options())
-    if labels is None:
-        raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
-    divided = data_division.divide(config, labels, split)
-    if misfits := list(data_division.check(config, divided)):
-        raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
-    task = attack_simulation.with_attackers_labels(config, _with_client_views(config, task, divided, split), divided)
-    model, weights, running = _as_flat_vectors(config, algorithm, task, world.device, dtype)
-    filters = FilterChain(config, model.weights.shared, dtype)
-    work = ClientWork(config, model, divided, filters, unstacked_reason=unstacked_reason(config, model))
-    server = Server(model, divided.sizes, weights, running, world)
-    server.client_state.initialize({name: values[0] for name, values in filters.begin(1, world.device).items()})
-    work.probe(server)
-    server.pending = PendingUpdates(divided.sizes, sum(work.sizes_of(work.training_task, server).values()), weights)
+    task = _build_task(config, chosen.recipe, prepared, source.path, world.device)
+    divided = _divide(config, chosen, prepared)
+    task = _with_client_views(config, task, divided, chosen.split)
+    task = attack_simulation.with_attackers_labels(config, task, divided)
+    model, work, server = _build_server(config, chosen.algorithm, task, divided, world)
     return Federation(
         config=config,
         prepared=prepared,
@@ -129,10 +111,69 @@ def assemble(
         model=model,
         work=work,
         server=server,
-        aggregation=aggregation,
-        selection=selection,
+        aggregation=chosen.aggregation,
+        selection=chosen.selection,
         base=source.base,
     )
+
+
+@dataclass(frozen=True)
+class _ChosenParts:
+    """The parts that the configuration names, built in or custom."""
+
+    recipe: Recipe
+    algorithm: Algorithm
+    aggregation: Aggregation
+    selection: Selection
+    split: DataSplit
+
+
+def _load_parts(config: FederationConfig, user_code: UserCode | None, world: World) -> _ChosenParts:
+    return _ChosenParts(
+        part_loader.load_recipe(config, user_code),
+        part_loader.load_algorithm(config, user_code),
+        part_loader.load_aggregation(config, user_code),
+        part_loader.load_selection(config, user_code, world),
+        part_loader.load_split(config, user_code, world),
+    )
+
+
+def _build_task(
+    config: FederationConfig, recipe: Recipe, prepared: Prepared, weights: Path | None, device: torch.device
+) -> Task:
+    """Return the task with its model and adapters, whose weights come from the seed or from `weights`."""
+    torch.manual_seed(derive_seed(config.seed))
+    with _default_dtype(DTYPES[config.dtype]):
+        task = supply.build(recipe, config, prepared, weights)
+        task = parts.adapters(config.adapters).adapt(task, **config.options_of(config.adapters))
+    initialization.fill(task, config.seed, device)
+    return task
+
+
+def _divide(config: FederationConfig, chosen: _ChosenParts, prepared: Prepared) -> DataDivision:
+    """Return which client has which sample. ConfigError if the data cannot be divided as configured."""
+    labels = chosen.recipe.call_labels(prepared.path, config.recipe_options())
+    if labels is None:
+        raise ConfigError([Problem("run.recipe", f"{config.recipe} does not say how its data could be divided.")])
+    divided = data_division.divide(config, labels, chosen.split)
+    if misfits := list(data_division.check(config, divided)):
+        raise ConfigError(Problem(f"run.{misfit.field}", str(misfit)) for misfit in misfits)
+    return divided
+
+
+def _build_server(
+    config: FederationConfig, algorithm: Algorithm, task: Task, divided: DataDivision, world: World
+) -> tuple[Model, ClientWork, Server]:
+    """Return the model as vectors, the clients' computation, and the server, which knows the sizes of updates."""
+    dtype = DTYPES[config.dtype]
+    model, weights, running = _as_flat_vectors(config, algorithm, task, world.device, dtype)
+    filters = FilterChain(config, model.weights.shared, dtype)
+    work = ClientWork(config, model, divided, filters, unstacked_reason=unstacked_reason(config, model))
+    server = Server(model, divided.sizes, weights, running, world)
+    server.client_state.initialize({name: values[0] for name, values in filters.begin(1, world.device).items()})
+    work.probe(server)
+    server.pending = PendingUpdates(divided.sizes, sum(work.sizes_of(work.training_task, server).values()), weights)
+    return model, work, server
 
 
 def _with_client_views(config: FederationConfig, task: Task, divided: DataDivision, split: DataSplit) -> Task:

@@ -16,7 +16,7 @@ from jobs.api.request import NOT_YOURS, job_of
 from jobs.gathering import postmortem as documents
 from jobs.gathering import verdicts
 from jobs.gathering.postmortem import Document
-from jobs.models import FollowUp, Job
+from jobs.models import FollowUp, Incident, Job
 from jobs.postmortem import editing
 from jobs.postmortem.editing import Action
 from portal.http.api import ApiRequest, bad_field, one_of
@@ -265,16 +265,9 @@ def _document(job: Job, number: int | None) -> Document:
 
 
 def _shape(document: Document) -> dict[str, Any]:
-    incident, cost, verdict, written = document.incident, document.cost, document.verdict, document.written
-    resume_point, head = document.resume_point, document.headline
-    resume_step = resume_point.step if resume_point else 0
+    incident, verdict, written = document.incident, document.verdict, document.written
+    head = document.headline
     acts = [{"at": act.at, "text": f"{act.text}{f', {act.more}' if act.more else ''}"} for act in document.acts]
-    overruled = {
-        "cause": incident.overruled_cause,
-        "by": incident.overruled_by.username if incident.overruled_by else "",
-        "at": incident.overruled_at,
-        "why": incident.overruled_why,
-    }
     return {
         **verdict,
         "job": document.job.pk,
@@ -307,29 +300,47 @@ def _shape(document: Document) -> dict[str, Any]:
         "decision": document.attempt.decision,
         "actions_taken": acts,
         "did": acts,
-        "figures": {
-            "first_sign_at": document.bad_at,
-            "bad_at": document.bad_at,
-            "noticed_at": incident.at,
-            "resume_step": resume_step,
-            "kept_step": resume_step,
-            "steps_lost": cost.steps,
-            "lost_seconds": cost.lost_seconds,
-            "gpu_hours": cost.gpu_hours,
-            "money": cost.money,
-            "currency": cost.currency if cost.money is not None else "",
-            "detect_seconds": cost.detect_seconds,
-            "resume_seconds": cost.resume_seconds,
-            "again_seconds": cost.resume_seconds,
-            "catch_up_seconds": cost.catch_up_seconds,
-        },
+        "figures": _figures(document),
         "published_at": incident.published_at,
-        "overruled": overruled if incident.is_overruled else None,
+        "overruled": _overruled(incident),
         "narrative": written.narrative if written else "",
         "factors": written.factors if written else [],
         "actions": [_action(follow_up) for follow_up in document.follow_ups],
         "revision": written.revision if written else 0,
         "url": f"{settings.VIGIL_PUBLIC_URL}/jobs/{document.job.pk}/postmortem?attempt={document.attempt.number}",
+    }
+
+
+def _figures(document: Document) -> dict[str, Any]:
+    cost, resume_point = document.cost, document.resume_point
+    resume_step = resume_point.step if resume_point else 0
+    return {
+        "first_sign_at": document.bad_at,
+        "bad_at": document.bad_at,
+        "noticed_at": document.incident.at,
+        "resume_step": resume_step,
+        "kept_step": resume_step,
+        "steps_lost": cost.steps,
+        "lost_seconds": cost.lost_seconds,
+        "gpu_hours": cost.gpu_hours,
+        "money": cost.money,
+        "currency": cost.currency if cost.money is not None else "",
+        "detect_seconds": cost.detect_seconds,
+        "resume_seconds": cost.resume_seconds,
+        "again_seconds": cost.resume_seconds,
+        "catch_up_seconds": cost.catch_up_seconds,
+    }
+
+
+def _overruled(incident: Incident) -> dict[str, Any] | None:
+    """Return which cause a person named instead of the diagnosis, and why; None if nobody did."""
+    if not incident.is_overruled:
+        return None
+    return {
+        "cause": incident.overruled_cause,
+        "by": incident.overruled_by.username if incident.overruled_by else "",
+        "at": incident.overruled_at,
+        "why": incident.overruled_why,
     }
 
 
