@@ -31,7 +31,7 @@ VIGIL_REPORTS = choice("VIGIL_REPORTS", "post", "tail")
 # The longest grace period for a cancelled job to save and stop, whatever its reported checkpoint times suggest. Slurm's
 # own warning before a time limit (--signal) takes at most 65,535 s.
 VIGIL_MAX_GRACE_SECONDS = whole("VIGIL_MAX_GRACE_SECONDS", 900, 30, 65_535)
-VIGIL_SPOOL_DAYS = whole("VIGIL_SPOOL_DAYS", 14, 0, 36_500)  # retention after an attempt has closed
+VIGIL_SPOOL_DAYS = whole("VIGIL_SPOOL_DAYS", 14, 0, 100_000)  # retention after an attempt has closed
 VIGIL_SCHEDULER = env("VIGIL_SCHEDULER", "local")
 VIGIL_QUEUE_VISIBLE = choice("VIGIL_QUEUE_VISIBLE", "everyone", "own")  # own: as Slurm with PrivateData=jobs
 VIGIL_HEALTH = choice("VIGIL_HEALTH", "propose", "act")  # act: health rules drain nodes by themselves, within limits

@@ -24,13 +24,12 @@ from portal.models import Project, User
 
 logger = logging.getLogger(__name__)
 
-MAX_DAYS = 100_000  # days; a date that far back can still be represented
 MAX_PER_RUN = 1_000  # in random order: entries that cannot be removed must not delay the rest
 
 
 def remove_spools() -> int:
     """Remove the spools of attempts that closed VIGIL_SPOOL_DAYS ago. Return the number of attempts."""
-    before = timezone.now() - timedelta(days=min(settings.VIGIL_SPOOL_DAYS, MAX_DAYS))
+    before = timezone.now() - timedelta(days=settings.VIGIL_SPOOL_DAYS)
     due = Attempt.objects.filter(closed_at__lt=before, spools_removed_at=None).with_job().order_by("?")
     done = [attempt.pk for attempt in due[:MAX_PER_RUN] if _remove(attempt)]
     Attempt.objects.filter(pk__in=done).update(spools_removed_at=timezone.now())
