@@ -68,13 +68,12 @@ def failing_programs(now: datetime) -> dict[Subject, Fields]:
     by_program = {}
     for name in names:
         newest = rows.filter(program=name).select_related("incident__attempt__job__owner").order_by("-at")
-        failures = list(newest[:MAX_FAILURES])
-        if failures[0].incident is None:  # deleted meanwhile
+        attempts = [failure.incident.attempt for failure in newest[:MAX_FAILURES] if failure.incident]
+        if not attempts:  # deleted meanwhile
             continue
-        places = [failure.incident.attempt.nodes for failure in failures if failure.incident]
-        job = failures[0].incident.attempt.job
+        job = attempts[0].job
         by_program[Subject("", "", f"program {name.removeprefix(ERROR)}")] = {
-            **asdict(ProgramFailures.count(places)),
+            **asdict(ProgramFailures.count([attempt.nodes for attempt in attempts])),
             "user": job.owner.username,
             "program": f"#{job.pk} {job.name}",
         }

@@ -6,11 +6,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.utils import timezone
 
 from jobs.assessing.assess import assess as assess_at
-from jobs.assessing.offenders import failing_nodes
-from jobs.models import Job
+from jobs.assessing.offenders import failing_nodes, failing_programs
+from jobs.models import Failure, Job
 from jobs.tasks import assess
 from nodes.models import Assessment, HealthEntry
 from nodes.monitoring.evaluate import evaluate
@@ -61,6 +62,21 @@ def test_a_node_on_which_different_programs_fail_is_drained_with_the_evidence(la
     assert (fields["failures"], fields["programs"], fields["owners"]) == (5, 5, 2)
     assert fields["expected"] < 1
     assert fields["programs_chance"] < 0.001
+
+
+def test_a_program_whose_failures_are_deleted_meanwhile_is_left_out(lab: Lab) -> None:
+    for name in lab.names[:6]:
+        fail_on(name, 1, "program.exception", fingerprint="a" * 16)
+    count()
+
+    def delete_before(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if "jobs_incident" in sql and sql.startswith("SELECT") and Failure.objects.exists():
+            Failure.objects.all().delete()
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(delete_before):
+        assert failing_programs(NOW) == {}
+    assert not Failure.objects.exists()
 
 
 @pytest.mark.parametrize(
