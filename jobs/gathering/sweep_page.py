@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,11 +161,15 @@ def _drawing(rows: Sequence[SweepJobRow]) -> LossDrawing | None:
     reporting = [row for row in rows if number(row.attempt.latest, "loss") is not None]
     best = [row for row in reporting if row.is_best][:MAX_LINES]
     chosen = [row for row in reporting if not row.is_best][: MAX_LINES - len(best)] + best
-    return draw_losses([_curve(row) for row in chosen], left_out=len(reporting) - len(chosen))
+    attempts = Attempt.objects.filter(job__in=[row.job.pk for row in chosen]).order_by("job", "number")
+    attempts_by_job: defaultdict[int, list[int]] = defaultdict(list)
+    for job_id, pk in attempts.values_list("job_id", "pk"):
+        attempts_by_job[job_id].append(pk)
+    curves = [_curve(row, attempts_by_job[row.job.pk]) for row in chosen]
+    return draw_losses(curves, left_out=len(reporting) - len(chosen))
 
 
-def _curve(row: SweepJobRow) -> LossCurve:
-    attempts = Attempt.objects.filter(job=row.job).order_by("number").values_list("pk", flat=True)
+def _curve(row: SweepJobRow, attempts: Sequence[int]) -> LossCurve:
     read = curve([owner_of(pk) for pk in attempts], "loss", points=POINTS)
     losses = read.value if read.value is not None else read.mean
     steps = read.step.astype(float)

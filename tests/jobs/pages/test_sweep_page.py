@@ -1,8 +1,11 @@
 """Test a sweep's page: values by state and metric, sorted, with the best; and links to it."""
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs.gathering.sweep_page import sweep_page
 from jobs.models import Attempt, Sweep
 from jobs.spec import SweepSpec
 from jobs.submitting import sweeps
@@ -107,6 +110,12 @@ def test_the_table_sorts(mira, sweep):
         assert order(client.get(f"/sweeps/{sweep.pk}", {"sort": sort}).content.decode()) == wanted, sort
     part = client.get(f"/sweeps/{sweep.pk}", headers={"HX-Target": "sweep"}).content.decode()
     assert part.lstrip().startswith('<div id="sweep"')
+
+
+def test_attempts_of_all_drawn_jobs_are_read_by_one_query(mira, sweep):
+    with CaptureQueriesContext(connection) as captured:
+        sweep_page(sweep, "", show_all=False)
+    assert sum('"jobs_attempt"."number" ASC' in query["sql"] for query in captured) == 1
 
 
 def test_of_seeds_alone_none_is_best(mira):
