@@ -39,6 +39,16 @@ def test_the_list_is_filtered_by_its_address(client: Client, mira: User, project
     assert names("?state=nonsense&sort=nonsense&after=nonsense&since=x") == ["lora-a", "lora-b", "base"]
 
 
+def test_the_caption_says_how_it_is_sorted(client: Client, mira: User, project: Project) -> None:
+    a_job(mira, project, state="running")
+    for query, words in (
+        ("", "newest first"), ("?sort=created", "oldest first"), ("?sort=-name", "sorted by name, descending"),
+        ("?sort=project", "sorted by project"), ("?sort=-started", "sorted by started, descending"),
+        ("?sort=ended", "sorted by ended"),
+    ):  # fmt: skip
+        assert f'<caption class="sr">Jobs, {words}</caption>' in text(client.get(f"/jobs{query}"))
+
+
 def test_tabs_count_every_state_of_what_is_searched(client: Client, mira: User, project: Project) -> None:
     for state in ("running", "failed", "timeout", "completed"):
         a_job(mira, project, state=state, name=f"a-{state}")
