@@ -38,6 +38,7 @@ from vigil_core import formatting
 from vigil_core.untrusted import whole
 
 PREFILLABLE = frozenset(Resources.model_fields)  # fields that a link may fill in
+MAX_STEM = 59  # of a name of 64 characters, which a dash and a number follow
 NAMES_PER_QUERY = 100  # names of clones that are searched
 START = """\
 name = "my-first-run"
@@ -317,7 +318,8 @@ def _next_name(parent: Job) -> str:
     """Return the next name that no job of the project has: `probe` → `probe-2` → `probe-3`."""
     stem, dash, number = parent.name.rpartition("-")
     if not (dash and number.isdigit() and len(number) < 4):
-        stem, number = parent.name[:59], "1"
+        stem, number = parent.name, "1"
+    stem = stem[:MAX_STEM]
     for first in count(int(number) + 1, NAMES_PER_QUERY):  # uses the listing's index on name and project
         others = [f"{stem}-{n}" for n in range(first, first + NAMES_PER_QUERY)]
         alike = Listing.objects.filter(project_id=parent.project_id, name__in=others)

@@ -208,6 +208,9 @@ def test_a_clone_begins_with_its_parents_text_and_remembers_it(client: Client, m
     assert Job.objects.order_by("-id")[0].parent == parent
     a_job(mira, project, name="siskin-2")
     assert "siskin-3" in text(client.get(f"/submit?from={parent.pk}")), "no name twice"
+    for longest in (f"{'s' * 62}-9", "s" * 64):
+        clone = text(client.get(f"/submit?from={a_job(mira, project, name=longest, spec_toml=SPEC).pk}"))
+        assert f'value="{"s" * 59}-' in clone, "names have at most 64 characters"
     elsewhere = a_project("elsewhere")
     stranger = a_job(person("oskar", elsewhere), elsewhere)
     assert client.get(f"/submit?from={stranger.pk}").status_code == 404
