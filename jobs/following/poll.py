@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 MISSING_FOR = timedelta(seconds=60)  # before a job that the scheduler does not know counts as lost
 UNKNOWN_STATE_FOR = timedelta(minutes=10)  # before the launcher's result counts instead of the scheduler's state
 MAX_UNKNOWN_STATES = 20  # each costs an access to the shared file system
+MAX_REQUEUES = 20  # of one job that a tick stores; the next ticks store the rest
 APPLY_S = 3.0  # per tick; attempts that are left still differ in the next one
 _REQUESTS = ("cancel_asked_at", "cancel_asked_by", "kill_requested_at", "kill_requested_by")
 
@@ -121,30 +122,38 @@ class Poll:
             self.tick.run_isolated(partial(self.apply, attempt, status), f"attempt {attempt.pk}")
 
     def apply(self, attempt: Attempt, status: JobStatus | None) -> None:
-        """Update one attempt to the scheduler's status."""
+        """Update one attempt to the scheduler's status.
+
+        It may have been requeued more than once between two ticks: each start gets its own attempt.
+        """
+        for _ in range(MAX_REQUEUES):
+            following = self._apply(attempt, status)
+            if following is None:
+                return
+            attempt = following
+
+    def _apply(self, attempt: Attempt, status: JobStatus | None) -> Attempt | None:
+        """Update one attempt to the scheduler's status; return the next one if it was requeued."""
         if attempt.is_unconfirmed and not attached.confirm(self.tick, attempt, status):
-            return
+            return None
         if status is None:
             self.handle_missing(attempt)
-            return
+            return None
         if not handover.is_same_job(attempt, status):  # nor may we cancel it
             self._end_lost(
                 attempt, f"The scheduler's job {attempt.scheduler_id} is another one: its job ids were reset."
             )
-            return
+            return None
         if attempt.unknown_since is not None:
             self.tick.note(attempt, unknown_since=None)
         if status.state == UNKNOWN:
             self.handle_unknown_state(attempt)
-            return
+            return None
         if attempt.untold_since is not None:
             self.tick.note(attempt, untold_since=None)
         if status.restart_count > attempt.scheduler_restart_count:
-            # It may have been requeued more than once between two ticks: each start gets its own attempt.
-            following = self.handle_requeue(attempt, status)
-            if following is not None:
-                self.apply(following, status)
-        elif status.state in Attempt.ALIVE:
+            return self.handle_requeue(attempt, status)
+        if status.state in Attempt.ALIVE:
             self._update(attempt, status)
         else:
             # It may have started and ended between two ticks, so nodes and start are stored first. The state is left to
@@ -163,6 +172,7 @@ class Poll:
             self._end(
                 attempt, ended, reason=launch_failure.reason if launch_failure else status.reason, at=status.ended_at
             )
+        return None
 
     def handle_missing(self, attempt: Attempt) -> None:
         """Handle a job that is missing from the scheduler's answer: it counts as lost once that has lasted."""

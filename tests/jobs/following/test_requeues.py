@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from jobs.disk import rundir
+from jobs.following.poll import MAX_REQUEUES
 from jobs.models import Attempt, Job
 from tests.jobs.following.launchers import launched, newest
 from tests.jobs.schedulers import ScriptedScheduler
@@ -56,3 +57,13 @@ def test_requeues_that_no_tick_saw_get_their_rows(
     tick()
     states = [(attempt.state, attempt.scheduler_restart_count) for attempt in Attempt.objects.order_by("number")]
     assert states == [("requeued", 0), ("requeued", 1), ("requeued", 2), ("completed", 3)]
+
+
+def test_of_many_requeues_only_so_many_are_stored_in_a_tick(
+    job: Job, scheduler: ScriptedScheduler, tick: Callable[[], bool]
+) -> None:
+    scheduler.update_job("101", state="running", restart_count=MAX_REQUEUES + 2)
+    attempts = Attempt.objects.order_by("number")
+    for requeued, newest_state in ((MAX_REQUEUES, "pending"), (MAX_REQUEUES + 2, "running")):
+        tick()
+        assert [attempt.state for attempt in attempts.all()] == ["requeued"] * requeued + [newest_state]
