@@ -54,7 +54,10 @@ def plan(
     """
     if (ends_at is None) == (seconds is None):
         raise click.UsageError("Give either --until or --for.")
-    end = ends_at or starts_at + timedelta(seconds=seconds or 0)
+    try:
+        end = ends_at or starts_at + timedelta(seconds=seconds or 0)
+    except OverflowError:
+        raise click.BadParameter("The end is after the year 9999.", param_hint="'--for'") from None
     times = {"starts_at": starts_at.isoformat(), "ends_at": end.isoformat()}
     body = {"nodes": ",".join(nodes), "reason": reason, "reserve": reserve, **times}
     window = find_portal().post("maintenance", json=body)

@@ -139,6 +139,9 @@ def test_maintenance(portal):
     }  # fmt: skip
     for wrong in ((), ("--for", "4h", "--until", "22:00"), ("--until", "soon"), ("--for", "4")):
         vigil("maintenance", "plan", "dgx01", "--reason", "x", *wrong, status=2)
+    late = ("--from", "9999-12-31T00:00Z", "--for", "2d")
+    found = vigil("maintenance", "plan", "dgx01", "--reason", "x", *late, status=2)
+    assert "Invalid value for '--for': The end is after the year 9999." in found.stderr
     portal.answers["POST", "maintenance/3/cancel"] = {**WINDOW, "state": "cancelled"}
     assert json.loads(vigil("maintenance", "cancel", "3", "--json").stdout)["state"] == "cancelled"
 
