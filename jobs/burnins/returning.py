@@ -5,8 +5,10 @@
     otherwise      is drained again if it was drained before
 
 A hot spare that did not fail stands by again: it is drained before the reservation is removed, as jobs would start.
-A node that somebody drained meanwhile keeps that reason. An order that the scheduler refused, such as one given up
-while it was away, is repeated: until the node is drained, the reservation must keep jobs out.
+A node that somebody drained meanwhile keeps that reason. What Vigil drained meanwhile for maintenance or a finding
+would return when that is over, so the burn-in's drain replaces it if it must last longer. An order that the scheduler
+refused, such as one given up while it was away, is repeated: until the node is drained, the reservation must keep jobs
+out.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs.burnins import golden, health, verdicts
+from jobs.burnins.start import is_drained_by_person
 from jobs.burnins.verdicts import results_of
 from jobs.disk.trash import moved_to_trash
 from jobs.errors import Conflict
 from jobs.queueing import queue
+from nodes.burnin.evidence import TEST
 from nodes.burnin.judge import FAILED, PASSED
 from nodes.cluster import drain, sync
 from nodes.health.requesters import SPARE, SPARE_REASON
@@ -42,26 +46,40 @@ NodeState = NodeOrder.State
 def order_all(burn_in: BurnIn, rule: str) -> str:
     """Order what follows for each node; return what this waits for, "" once every order has ended."""
     for row in burn_in.nodes.filter(is_returned=False).select_related("undrain_order"):
-        if not _is_read_since_undrain(row):
+        _withdraw_undrain(row)
+        if not _is_read_since_orders(row):
             return f"Waits for the scheduler to report {row.node}."
         with transaction.atomic():
             _order(burn_in, row, rule)
-    orders = NodeOrder.objects.filter(pk__in=burn_in.nodes.exclude(return_order=None).values("return_order"))
-    if waiting := orders.open().first():
-        return f"Waits for the scheduler to drain {waiting.node}."
-    return _forget_refused(burn_in)
+    ordered = burn_in.nodes.exclude(return_order=None)
+    if waiting := NodeOrder.objects.open().filter(node__in=ordered.values("node")).first():
+        return f"Waits for the scheduler to {waiting.action} {waiting.node}."
+    return _forget_lost(burn_in)
 
 
-def _forget_refused(burn_in: BurnIn) -> str:
-    """Forget refused orders for nodes that are not drained, so that they are repeated; return why one was refused."""
-    refused = burn_in.nodes.filter(return_order__state=NodeState.REFUSED).select_related("return_order")
-    nodes = {node.name: node for node in Node.objects.filter(name__in=refused.values("node"))}
-    rows = [row.pk for row in refused if (node := nodes.get(row.node)) is not None and not node.is_drained]
-    first = NodeOrder.objects.filter(pk__in=refused.filter(pk__in=rows).values("return_order")).first()
+def _forget_lost(burn_in: BurnIn) -> str:
+    """Forget orders that left nodes without the burn-in's drain, so that they are repeated; return why one did."""
+    ended = (NodeState.REFUSED, NodeState.REPLACED)
+    rows = burn_in.nodes.filter(return_order__state__in=ended).select_related("return_order")
+    nodes = {node.name: node for node in Node.objects.filter(name__in=rows.values("node"))}
+    lost = [row for row in rows if row.node in nodes and _lacks_drain(row, nodes[row.node])]
     before = timezone.now() - ORDER_RETRY_AFTER
-    due = BurnInNode.objects.filter(pk__in=rows, return_order__ended_at__lt=before)
+    due = BurnInNode.objects.filter(pk__in=[row.pk for row in lost], return_order__ended_at__lt=before)
     due.update(is_returned=False, return_order=None)
-    return f"{first.node} is not drained yet. {first.outcome_text}" if first else ""
+    return _lost_text(lost[0], nodes[lost[0].node]) if lost else ""
+
+
+def _lost_text(row: BurnInNode, node: Node) -> str:
+    state = "is drained for another reason" if node.is_drained else "is not drained yet"
+    return f"{row.node} {state}. {row.return_order.outcome_text if row.return_order else ''}"
+
+
+def _lacks_drain(row: BurnInNode, node: Node) -> bool:
+    """Return whether the node must be drained all the same, though the order for it was refused or replaced."""
+    if node.is_drained:
+        return _may_replace_drain(row, node)
+    later = NodeOrder.objects.filter(node=node.name, pk__gt=row.return_order_id, rule="", state=NodeState.DONE)
+    return not later.exists()  # a person's decision stands
 
 
 def finish(burn_in: BurnIn) -> None:
@@ -81,27 +99,33 @@ def finish(burn_in: BurnIn) -> None:
         queue("jobs.tasks.empty_trash")
 
 
+def _withdraw_undrain(row: BurnInNode) -> None:
+    """Withdraw the undrain of a burn-in that ends before that was carried out.
+
+    One that was tried may have reached the scheduler all the same: the next reading of the nodes shows it.
+    """
+    if row.undrain_order is not None and row.undrain_order.is_open:
+        waiting = NodeOrder.objects.open().filter(pk=row.undrain_order.pk)
+        waiting.update(state=NodeState.REPLACED, ended_at=timezone.now())
+        row.undrain_order.refresh_from_db()
+
+
 def _order(burn_in: BurnIn, row: BurnInNode, rule: str) -> None:
     rules = rules_in_force()
     if row.verdict == PASSED:
         verdicts.judge_again(burn_in, row, rules)
-    node = Node.objects.filter(name=row.node).first()
     outcome, order = "", None
-    if _is_to_stand_by(row):
-        reason, rule = SPARE_REASON, SPARE
-    else:
-        reason = _drain_reason(burn_in, row)
-    if row.undrain_order is not None and row.undrain_order.is_open:  # cancelled before it was carried out
-        now = timezone.now()
-        NodeOrder.objects.open().filter(pk=row.undrain_order.pk).update(state=NodeState.REPLACED, ended_at=now)
-    else:
-        if row.verdict == PASSED:
-            _clear_entries(burn_in, row, rules)
-        if reason and node is not None:
-            try:
-                order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, rule=rule)
-            except drain.NotOrdered as error:
-                outcome = str(error)
+    reason, rule = (SPARE_REASON, SPARE) if _is_to_stand_by(row) else (_drain_reason(burn_in, row), rule)
+    if row.verdict == PASSED:
+        _clear_entries(burn_in, row, rules)
+    # Locked last: whoever decides about findings locks the node after the control row.
+    node = Node.objects.select_for_update().filter(name=row.node).first() if reason else None
+    if node is not None and not _was_never_undrained(row, node):
+        replaces = node.reason if _may_replace_drain(row, node) else None
+        try:
+            order = drain.request_order(None, node, NodeOrder.Action.DRAIN, reason, replaces=replaces, rule=rule)
+        except drain.NotOrdered as error:
+            outcome = str(error)
     BurnInNode.objects.filter(pk=row.pk).update(is_returned=True, return_order=order, outcome=outcome)
 
 
@@ -113,12 +137,33 @@ def _is_to_stand_by(row: BurnInNode) -> bool:
     return row.verdict != FAILED and HotSpare.objects.standby().filter(node=row.node).exists()
 
 
-def _is_read_since_undrain(row: BurnInNode) -> bool:
-    """Return whether the node's state is newer than its undrain: an older one would show it as somebody's drain."""
+def _is_read_since_orders(row: BurnInNode) -> bool:
+    """Return whether the node's state is newer than what the scheduler was sent: an older one shows another drain."""
+    sent = NodeOrder.objects.filter(node=row.node, tried_at__isnull=False, ended_at__isnull=False).first()
+    return sent is None or sync.nodes_read_since(sent.ended_at)
+
+
+def _was_never_undrained(row: BurnInNode, node: Node) -> bool:
+    """Return whether the burn-in ended before it undrained the node."""
     order = row.undrain_order
-    if order is None or order.state != NodeState.DONE or order.ended_at is None:
+    if order is None or order.state == NodeState.DONE:
+        return False
+    return order.tried_at is None or (node.is_drained and node.reason == row.earlier_reason)
+
+
+def _may_replace_drain(row: BurnInNode, node: Node) -> bool:
+    """Return whether the burn-in's drain replaces the one that stands and would end by itself.
+
+    A person's drain stands. So does a health rule's, unless the tests failed or the node was lost, or a person had
+    drained it before: the end of the rule's finding says nothing about that.
+    """
+    if not node.is_drained or is_drained_by_person(node):
+        return False
+    last = NodeOrder.objects.filter(node=node.name, state=NodeState.DONE).first()
+    if last is None or not last.is_for_finding:
         return True
-    return sync.nodes_read_since(order.ended_at)
+    has_fault = any(finding.get("kind", TEST) == TEST and not finding["is_warning"] for finding in row.findings)
+    return row.was_drained_by_person or (row.verdict == FAILED and (has_fault or row.is_lost))
 
 
 def _drain_reason(burn_in: BurnIn, row: BurnInNode) -> str:
@@ -140,12 +185,11 @@ def _clear_entries(burn_in: BurnIn, row: BurnInNode, rules: Mapping[str, Rule]) 
 
 
 def _outcome(row: BurnInNode, node: Node | None) -> str:
-    if row.return_order is not None and row.return_order.state == NodeState.DONE:
-        return "Stands by as a hot spare." if row.return_order.rule == SPARE else "Drained."
-    if row.return_order is not None:
-        return f"Not drained: {row.return_order.outcome or row.return_order.get_state_display()}"[:300]
+    order = row.return_order
+    if order is not None and order.state == NodeState.DONE:
+        return "Stands by as a hot spare." if order.rule == SPARE else "Drained."
     if node is None:
         return "The scheduler no longer knows it."
     if not node.is_drained:
-        return "In service."
+        return f"Not drained: {order.outcome or order.get_state_display()}"[:300] if order else "In service."
     return (row.outcome or f"Drained: {node.reason}")[:300]
