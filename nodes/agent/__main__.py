@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(period: float) -> int:
-    from nodes.agent.buffer import StateUnusable
     from nodes.agent.loop import AgentLoop, AgentTiming
+    from nodes.agent.reporting.buffer import StateUnusable
     from nodes.agent.settings import InvalidSetting, read_settings
 
     try:

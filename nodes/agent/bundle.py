@@ -52,8 +52,8 @@ def _contents() -> Iterator[tuple[str, bytes]]:
     yield "__main__.py", _MAIN.encode()
     yield "nodes/__init__.py", b""
     for package in PACKAGES:
-        for path in sorted((ROOT / package).glob("*.py")):
-            yield f"{package}/{path.name}", path.read_bytes()
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_bytes()
     yield "pynvml.py", _pynvml().read_bytes()
 
 

@@ -20,11 +20,11 @@ from gpus.reader import GpuReader
 from gpus.reports import GpuCounters, GpuSamples
 from nodes.agent import disks, proc
 from nodes.agent.disks import label
-from nodes.agent.gpu_history import FILE, GpuHistory
-from nodes.agent.gpu_watch import GpuWatch
+from nodes.agent.gpus.history import FILE, GpuHistory
+from nodes.agent.gpus.samples import SampleWindow
+from nodes.agent.gpus.watch import GpuWatch
 from nodes.agent.host import PROC, SYS
 from nodes.agent.mounts import MountProbes
-from nodes.agent.samples import SampleWindow
 from nodes.agent.settings import AgentSettings, InvalidSetting, read_settings
 
 ANSWER_SECONDS = 1.9  # after which it reports that the check took too long

@@ -15,29 +15,30 @@ from types import FrameType
 from typing import Any
 
 from gpus.reader import GpuReader
-from nodes.agent import batches, disks, proc
-from nodes.agent.buffer import LIMIT_BYTES, Buffer, batches_of, with_log_position
-from nodes.agent.enrolment import AgentTokens
+from nodes.agent import disks, proc
 from nodes.agent.facts import facts
-from nodes.agent.gpu_history import GpuHistory
-from nodes.agent.gpu_watch import GpuWatch
+from nodes.agent.gpus.history import GpuHistory
+from nodes.agent.gpus.processes import GpuProcesses
+from nodes.agent.gpus.samples import SampleWindow
+from nodes.agent.gpus.watch import GpuWatch
 from nodes.agent.host import PROC, SYS, HostSampler
-from nodes.agent.inlet import InletProbe
-from nodes.agent.kernel_log import KernelLog
-from nodes.agent.kernel_watch import KernelWatch
+from nodes.agent.inlet.probe import InletProbe
+from nodes.agent.kernel_log.aggregation import XidAggregator
+from nodes.agent.kernel_log.reader import KernelLog
+from nodes.agent.kernel_log.watch import KernelWatch
 from nodes.agent.lasting_conditions import LastingConditions
 from nodes.agent.links import LinkWatch
 from nodes.agent.log import StatusLog, log
 from nodes.agent.mounts import MountProbes
 from nodes.agent.planting import PlantedFaults
-from nodes.agent.posting import ReportClient
-from nodes.agent.processes import GpuProcesses
-from nodes.agent.samples import SampleWindow
-from nodes.agent.sending import BatchSender, RetryDelays
+from nodes.agent.reporting import batches
+from nodes.agent.reporting.buffer import LIMIT_BYTES, Buffer, batches_of, with_log_position
+from nodes.agent.reporting.enrolment import AgentTokens
+from nodes.agent.reporting.posting import ReportClient
+from nodes.agent.reporting.sending import BatchSender, RetryDelays
 from nodes.agent.settings import AgentSettings, warnings
 from nodes.agent.software import SoftwareProbe
 from nodes.agent.version import VERSION
-from nodes.agent.xid_aggregation import XidAggregator
 
 WINDOW = 10  # periods per batch
 CLOCK_STEP_SECONDS = 0.5  # a larger jump of the wall clock means that it was set
@@ -67,7 +68,7 @@ class AgentTiming:
 
 
 class AgentLoop:
-    """The agent. Raises nodes.agent.buffer.StateUnusable if another agent uses the state folder."""
+    """The agent. Raises nodes.agent.reporting.buffer.StateUnusable if another agent uses the state folder."""
 
     def __init__(
         self,

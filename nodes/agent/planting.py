@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from nodes.agent.disks import label
-from nodes.agent.gpu_watch import GpuWatch
-from nodes.agent.kernel_log import KernelLog
+from nodes.agent.gpus.processes import is_running_jobs
+from nodes.agent.gpus.watch import GpuWatch
+from nodes.agent.kernel_log.reader import KernelLog
 from nodes.agent.log import log
 from nodes.agent.mounts import read_path
-from nodes.agent.posting import PlantRequest
-from nodes.agent.processes import is_running_jobs
+from nodes.agent.reporting.posting import PlantRequest
 
 SETTING = "VIGIL_AGENT_GAMEDAY"
 MAX_SECONDS = 300.0

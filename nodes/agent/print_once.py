@@ -12,14 +12,14 @@ from gpus.reader import GpuReader
 from gpus.reports import GpuCounters, GpuSamples
 from nodes.agent import disks
 from nodes.agent.facts import facts
-from nodes.agent.gpu_history import GpuHistory
-from nodes.agent.gpu_watch import GpuWatch
+from nodes.agent.gpus.history import GpuHistory
+from nodes.agent.gpus.processes import GpuProcesses
+from nodes.agent.gpus.samples import SampleWindow
+from nodes.agent.gpus.watch import GpuWatch
 from nodes.agent.host import HostSampler
-from nodes.agent.kernel_log import KernelLog
+from nodes.agent.kernel_log.reader import KernelLog
 from nodes.agent.log import log
 from nodes.agent.mounts import MountProbes
-from nodes.agent.processes import GpuProcesses
-from nodes.agent.samples import SampleWindow
 from nodes.agent.settings import AgentSettings, InvalidSetting, read_settings
 from nodes.agent.software import SoftwareProbe
 

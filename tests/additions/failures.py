@@ -132,13 +132,13 @@ assert broken_examples(shipped_rules()["cold"]) == []
                 '            "watts": watts(query("nvmlDeviceGetPowerUsage")),\n',
                 '            "fan_percent": query("nvmlDeviceGetFanSpeed"),\n',
             ),
-            "nodes/agent/samples.py": Edit('"pcie_rx_mib"),\n)', '"pcie_rx_mib", "fan_percent"),\n)'),
+            "nodes/agent/gpus/samples.py": Edit('"pcie_rx_mib"),\n)', '"pcie_rx_mib", "fan_percent"),\n)'),
             "nodes/telemetry/fields.py": Edit('    "pcie_rx_mib",\n)', '    "pcie_rx_mib",\n    "fan_percent",\n)'),
             "docs/reference/protocols.md": at_end("`fan_percent` is a column of telemetry, too."),
         },
         check="""
 import json
-from nodes.agent.samples import SampleWindow
+from nodes.agent.gpus.samples import SampleWindow
 from nodes.telemetry import frames, wire
 from nodes.telemetry.fields import PLACE
 window = SampleWindow(1.0)

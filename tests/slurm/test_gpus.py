@@ -1,7 +1,7 @@
 """Test which job holds which GPU on a real Slurm: real agents, stand-ins of NVML, jobs that share a node.
 
 Here Slurm makes no control groups (proctrack/linuxproc, as in a container), so processes are attributed by their
-environment; attribution by control groups is tested in tests/nodes/agent/test_processes.py.
+environment; attribution by control groups is tested in tests/nodes/agent/gpus/test_processes.py.
 """
 
 from __future__ import annotations

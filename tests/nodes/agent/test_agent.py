@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nodes.agent.samples import COLUMNS
+from nodes.agent.gpus.samples import COLUMNS
 from nodes.agent.version import VERSION
 from tests.nodes.agent.disks import occupy
 from tests.nodes.agent.hanging import NoFuse, hanging

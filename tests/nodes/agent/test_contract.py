@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from nodes.agent.posting import BATCHES, COMPRESSED_BYTES, EVENTS
-from nodes.agent.samples import COLUMNS
+from nodes.agent.gpus.samples import COLUMNS
+from nodes.agent.reporting.posting import BATCHES, COMPRESSED_BYTES, EVENTS
 from nodes.telemetry import wire
 from nodes.telemetry.fields import GPU_FIELDS
 from tests.nodes.agent.running import Running

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from nodes.agent import batches, loop
-from nodes.agent.buffer import batches_of
+from nodes.agent import loop
 from nodes.agent.loop import AgentLoop, AgentTiming
+from nodes.agent.reporting import batches
+from nodes.agent.reporting.buffer import batches_of
 from nodes.agent.settings import AgentSettings
 
 

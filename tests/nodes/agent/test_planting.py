@@ -12,13 +12,13 @@ import pytest
 from gpus.reader import GpuReader
 from nodes.agent import mounts, planting
 from nodes.agent.disks import label
-from nodes.agent.gpu_history import GpuHistory
-from nodes.agent.gpu_watch import GpuWatch
-from nodes.agent.kernel_log import KernelLog
+from nodes.agent.gpus.history import GpuHistory
+from nodes.agent.gpus.samples import SampleWindow
+from nodes.agent.gpus.watch import GpuWatch
+from nodes.agent.kernel_log.reader import KernelLog
 from nodes.agent.mounts import MountProbes
 from nodes.agent.planting import MAX_SECONDS, PlantedFaults
-from nodes.agent.posting import PlantRequest
-from nodes.agent.samples import SampleWindow
+from nodes.agent.reporting.posting import PlantRequest
 from nodes.agent.settings import InvalidSetting, read_settings
 from tests.nodes.agent.running import PERIOD_S, Running
 from tests.nvml import StandIn, bus, uuid

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from nodes.agent.kernel_log import KernelLog
-from nodes.agent.kernel_watch import KernelWatch
+from nodes.agent.kernel_log.aggregation import XidAggregator
+from nodes.agent.kernel_log.reader import KernelLog
+from nodes.agent.kernel_log.watch import KernelWatch
 from nodes.agent.log import StatusLog
-from nodes.agent.xid_aggregation import XidAggregator
 from nodes.models import Gpu, HealthEntry, NodeEvent
 from nodes.monitoring.evaluate import evaluate
 from tests.nodes.agent.running import Kmsg

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nodes.agent import sending
-from nodes.agent.buffer import Buffer, with_log_position
-from nodes.agent.enrolment import AgentTokens
-from nodes.agent.posting import ReportClient, fitting
-from nodes.agent.sending import BatchSender, RetryDelays
+from nodes.agent.reporting import sending
+from nodes.agent.reporting.buffer import Buffer, with_log_position
+from nodes.agent.reporting.enrolment import AgentTokens
+from nodes.agent.reporting.posting import ReportClient, fitting
+from nodes.agent.reporting.sending import BatchSender, RetryDelays
 from nodes.agent.version import VERSION
 from tests.nodes.agent.portal import TOKEN, PortalStandIn
 from tests.waiting import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.inlet import InletProbe, InletSource, inlet_celsius
+from nodes.agent.inlet.probe import InletProbe, InletSource, inlet_celsius
 from nodes.agent.settings import InvalidSetting, read_settings
 from tests.nodes.agent.running import Running
 from tests.waiting import until

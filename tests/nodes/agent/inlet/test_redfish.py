@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from nodes.agent import redfish
-from nodes.agent.inlet import InletProbe, InletSource, redfish_celsius
-from nodes.agent.redfish_client import RedfishClient, RedfishError
+from nodes.agent.inlet import redfish
+from nodes.agent.inlet.probe import InletProbe, InletSource, redfish_celsius
+from nodes.agent.inlet.redfish_client import RedfishClient, RedfishError
 from nodes.agent.settings import InvalidSetting, RedfishSettings, read_settings
-from tests.nodes.agent.bmc import PASSWORD, V1, Bmc, chassis, metrics, running, sensors, temperature, thermal
+from tests.nodes.agent.inlet.bmc import PASSWORD, V1, Bmc, chassis, metrics, running, sensors, temperature, thermal
 from tests.waiting import until
 
 CPU = temperature("CPU1 Temp", 41, "CPU")

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from nodes.agent.posting import PortalResponse
+from nodes.agent.reporting.posting import PortalResponse
 
 SECRET_PREFIX = "vge_"
 MAX_BYTES = 4096

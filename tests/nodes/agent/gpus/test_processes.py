@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpus.reports import GpuCounters, GpuInfo
-from nodes.agent.processes import GpuProcesses, job_of_cgroup, job_of_environment
+from nodes.agent.gpus.processes import GpuProcesses, job_of_cgroup, job_of_environment
 from tests.waiting import until
 
 GPUS = (GpuInfo("0", uuid="GPU-0"), GpuInfo("1", uuid="GPU-1"), GpuInfo("2"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodes.agent.xid_aggregation import MAX_EVENTS, XidAggregator
-from nodes.agent.xids import DriverLogParser, XidRecord
+from nodes.agent.kernel_log.aggregation import MAX_EVENTS, XidAggregator
+from nodes.agent.kernel_log.xids import DriverLogParser, XidRecord
 
 UUIDS = {"0000:05:00": "GPU-5"}
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodes.agent.kernel_log import KernelLog, parse
-from nodes.agent.kernel_watch import KernelWatch
+from nodes.agent.kernel_log.aggregation import XidAggregator
+from nodes.agent.kernel_log.reader import KernelLog, parse
+from nodes.agent.kernel_log.watch import KernelWatch
 from nodes.agent.log import StatusLog
-from nodes.agent.xid_aggregation import XidAggregator
 from tests.waiting import until
 
 DEVICE = Path("/dev/kmsg")

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodes.agent.buffer import Buffer, without_log_position
-from nodes.agent.enrolment import AgentTokens, TokenUnavailable, refusal
 from nodes.agent.log import StatusLog
-from nodes.agent.posting import (
+from nodes.agent.reporting.buffer import Buffer, without_log_position
+from nodes.agent.reporting.enrolment import AgentTokens, TokenUnavailable, refusal
+from nodes.agent.reporting.posting import (
     BATCHES,
     COMPRESSED_BYTES,
     PlantRequest,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from gpus.reader import GpuReader
 from gpus.reports import GpuCounters, GpuInfo, GpuInventory, GpuReport
-from nodes.agent.gpu_history import GpuHistory
-from nodes.agent.gpu_watch import GpuWatch
-from nodes.agent.samples import SampleWindow
+from nodes.agent.gpus.history import GpuHistory
+from nodes.agent.gpus.samples import SampleWindow
+from nodes.agent.gpus.watch import GpuWatch
 
 
 class ScriptedReader(GpuReader):

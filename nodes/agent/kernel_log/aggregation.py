@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpus.pci import normalised
-from nodes.agent.xids import XidRecord
+from nodes.agent.kernel_log.xids import XidRecord
 
 MAX_TEXTS = 20  # distinct texts per GPU and Xid in one window
 MAX_EVENTS = 200  # per window

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from nodes.agent.cleaning import clean
-from nodes.agent.samples import COLUMNS
+from nodes.agent.gpus.samples import COLUMNS
 from nodes.agent.version import VERSION
 
 COMPRESSED_BYTES = 1024 * 1024  # the portal's limits, as are the next four
@@ -84,7 +84,7 @@ def fitting(batches: Sequence[bytes]) -> int:
 
 
 def _values(batch: bytes) -> int:
-    """Count a batch's column values from its beginning; relies on the format of `nodes.agent.batches`."""
+    """Count a batch's column values from its beginning; relies on the format of `nodes.agent.reporting.batches`."""
     head, _, rest = batch[:16_384].partition(b',"gpus":[')
     gpus = rest.partition(b"]")[0]
     with suppress(ValueError):

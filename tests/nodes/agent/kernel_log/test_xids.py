@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpus.pci import normalised
-from nodes.agent.kernel_log import KernelRecord
-from nodes.agent.xids import MAX_TEXT, DriverLogParser, XidRecord, may_contain_xid
+from nodes.agent.kernel_log.reader import KernelRecord
+from nodes.agent.kernel_log.xids import MAX_TEXT, DriverLogParser, XidRecord, may_contain_xid
 
 REAL = [
     (

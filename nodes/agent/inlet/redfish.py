@@ -1,6 +1,6 @@
 """Find and read the inlet temperature over Redfish: a program that the agent runs once a minute, and may kill.
 
-    python -m nodes.agent.redfish URL CREDENTIALS_FILE CA_FILE SENSOR
+    python -m nodes.agent.inlet.redfish URL CREDENTIALS_FILE CA_FILE SENSOR
 
 It prints one line of JSON: {"celsius": 24.8, "sensor": "Inlet Temp"}, or {"problem": "…"}. CA_FILE and SENSOR may be
 empty. Of each chassis it reads Thermal, which Dell, HPE, Supermicro and the DGX H100 and A100 have, then its successors
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nodes.agent.inlet_sensors import is_of_other_part, sounds_like_inlet
-from nodes.agent.redfish_client import ROOT, RedfishClient, RedfishError, ResourceMissing, TooManyResources
+from nodes.agent.inlet.redfish_client import ROOT, RedfishClient, RedfishError, ResourceMissing, TooManyResources
+from nodes.agent.inlet.sensors import is_of_other_part, sounds_like_inlet
 
 MAX_CHASSIS, MAX_MEMBERS, MAX_SENSORS = 16, 2_000, 8
 COLDEST_C, WARMEST_C = -10.0, 80.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodes.agent.buffer import (
+from nodes.agent.reporting.buffer import (
     BATCHES_PER_SEGMENT,
     Buffer,
     StateUnusable,
@@ -243,8 +243,8 @@ def test_a_disk_that_may_only_be_read(small_disk: Path) -> None:
 WRITES = """
 import sys
 from pathlib import Path
-from nodes.agent.buffer import Buffer
-from tests.nodes.agent.test_buffer import line
+from nodes.agent.reporting.buffer import Buffer
+from tests.nodes.agent.reporting.test_buffer import line
 buffer = Buffer(Path(sys.argv[1]))
 print(buffer.next, flush=True)
 while True:

@@ -4,7 +4,7 @@ One writer at a time, by a lock. A batch's number is its position in the stream.
 the disk is full or gone wait in memory; there too, samples are discarded before events.
 
     STATE/lock                an flock of the writing agent
-    STATE/<16 hex digits>/    the stream: segments (nodes.agent.segments)
+    STATE/<16 hex digits>/    the stream: segments (nodes.agent.reporting.segments)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodes.agent.segments import BufferSegment, load_segments
+from nodes.agent.reporting.segments import BufferSegment, load_segments
 
 LIMIT_BYTES = 256 * 1024 * 1024
 LIMIT_IN_MEMORY = 8 * 1024 * 1024

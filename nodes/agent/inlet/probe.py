@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from gpus.reader import environment
-from nodes.agent.inlet_sensors import is_of_other_part, sounds_like_inlet
+from nodes.agent.inlet.sensors import is_of_other_part, sounds_like_inlet
 from nodes.agent.polled_command import PolledCommand
 from nodes.agent.settings import AgentSettings, RedfishSettings
 
@@ -48,7 +48,7 @@ class InletSource:
     @classmethod
     def redfish(cls, settings: RedfishSettings, sensor: str) -> Self:
         files = (str(settings.credentials_file), str(settings.ca_file or ""))
-        program = (sys.executable, "-P", "-m", "nodes.agent.redfish")
+        program = (sys.executable, "-P", "-m", "nodes.agent.inlet.redfish")
         command = (*program, settings.url, *files, sensor)
         return cls(command, "The BMC's Redfish service", redfish_celsius, environment())
 
@@ -110,7 +110,7 @@ def inlet_celsius(text: str, sensor: str = "") -> float | None:
 
 
 def redfish_celsius(output: str) -> float | str:
-    """Return the temperature that `nodes.agent.redfish` printed, or why it could not read it."""
+    """Return the temperature that `nodes.agent.inlet.redfish` printed, or why it could not read it."""
     try:
         found = json.loads(output)
     except (ValueError, RecursionError):

@@ -9,10 +9,10 @@ from typing import Any
 
 from gpus.reports import DriverEvent
 from nodes.agent import proc
-from nodes.agent.kernel_log import KernelLog, KernelRecord
+from nodes.agent.kernel_log.aggregation import XidAggregator
+from nodes.agent.kernel_log.reader import KernelLog, KernelRecord
+from nodes.agent.kernel_log.xids import DriverLogParser, may_contain_xid
 from nodes.agent.log import StatusLog
-from nodes.agent.xid_aggregation import XidAggregator
-from nodes.agent.xids import DriverLogParser, may_contain_xid
 
 REMEDY = "Only NVML reports Xids now. Run the agent as root or with CAP_SYSLOG, with access to /dev/kmsg."
 Event = dict[str, Any]

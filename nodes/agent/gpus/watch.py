@@ -22,8 +22,8 @@ from gpus.reports import (
     NvmlSilent,
 )
 from nodes.agent.cleaning import clean
-from nodes.agent.gpu_history import GpuHistory
-from nodes.agent.samples import SampleWindow
+from nodes.agent.gpus.history import GpuHistory
+from nodes.agent.gpus.samples import SampleWindow
 
 STALE_SECONDS = 30.0  # older counters no longer describe the running processes
 GENERATION = "pcie_generation"
