@@ -152,7 +152,7 @@ def page(request):
         },
         edits={
             "console/pages/urls.py": [
-                before("    home,\n", "    greeting,\n"),
+                before("home, queue,", "greeting, "),
                 before('    path("waste",', '    path("greeting", greeting.page, name="greeting"),\n'),
             ],
         },
