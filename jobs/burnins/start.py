@@ -66,14 +66,16 @@ def start(
 
 
 def cancel(user: User, burn_in: BurnIn) -> None:
-    """Request the end; nodes that were drained before are drained again. Raises Conflict if it is over."""
-    rows = BurnIn.objects.active().filter(pk=burn_in.pk)
+    """Request the end; nodes that were drained before are drained again. Raises Conflict if no tests are left."""
+    rows = BurnIn.objects.with_tests_left().filter(pk=burn_in.pk)
     with transaction.atomic():
         if rows.filter(cancel_requested_at=None).update(cancel_requested_at=timezone.now(), cancel_requested_by=user):
             note(user, "burnin.cancelled", burn_in)
             transaction.on_commit(lambda: queue("jobs.tasks.follow"))
         elif not rows.exists():
-            raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} has ended.")
+            is_active = BurnIn.objects.active().filter(pk=burn_in.pk).exists()
+            why = "has no tests left to stop; it returns its nodes" if is_active else "has ended"
+            raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} {why}.")
 
 
 def _expected_gpus(nodes: Sequence[Node], *, all_gpus: bool) -> dict[str, int]:

@@ -20,6 +20,11 @@ class BurnInQuerySet(models.QuerySet["BurnIn"]):
         """Select burn-ins that are not over."""
         return self.exclude(state=BurnIn.BurnInState.ENDED)
 
+    def with_tests_left(self) -> Self:
+        """Select burn-ins whose tests are still to come, or run."""
+        states = BurnIn.BurnInState
+        return self.filter(state__in=(states.WAITING, states.STARTING, states.RUNNING), job_ended_at=None)
+
 
 class BurnIn(models.Model):
     """A test of some nodes, from the request until they are in service again or drained.
@@ -76,6 +81,12 @@ class BurnIn(models.Model):
     @property
     def is_active(self) -> bool:
         return self.state != self.BurnInState.ENDED
+
+    @property
+    def is_cancellable(self) -> bool:
+        """Return whether its tests are still to come, or run, and nobody has cancelled them."""
+        is_before_end = self.is_active and self.state != self.BurnInState.RETURNING and self.job_ended_at is None
+        return is_before_end and self.cancel_requested_at is None
 
     @property
     def tests_began_at(self) -> datetime:

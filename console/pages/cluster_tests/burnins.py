@@ -150,7 +150,7 @@ def _list_page(request: HttpRequest, form: BurnInForm, node: str = "") -> HttpRe
     rows = BurnIn.objects.all()
     if node:
         rows = rows.filter(pk__in=BurnInNode.objects.filter(node=node).values("burn_in"))
-    found_rows = rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log")
+    found_rows = rows.select_related("started_by").prefetch_related(report.VERDICTS).defer("log")
     newest_first = SortOrder("id", descending=True)
     found = page_or_first(found_rows, newest_first, cursor=request.GET.get("after"), limit=PER_PAGE)
     context = {

@@ -119,7 +119,7 @@ def acceptance(request: ApiRequest, acceptance_id: int) -> dict[str, Any]:
     "/{int:acceptance_id}/cancel",
     response=AcceptanceDetail,
     summary="Cancel an acceptance (sysadmins)",
-    openapi_extra=described(errors=NO_ACCEPTANCE | {409: "The acceptance has ended."}),
+    openapi_extra=described(errors=NO_ACCEPTANCE | {409: "The acceptance has ended, or has no tests left to stop."}),
 )
 def cancel(request: ApiRequest, acceptance_id: int) -> dict[str, Any]:
     """End its tests. The acceptance becomes inconclusive, or rejected for what was found by then."""

@@ -19,7 +19,7 @@ from nodes.burnin import plan
 from nodes.models import BurnIn, BurnInNode, GoldenRecord
 from portal.http.api import ApiRequest, PageQuery, Text, bad_field, shaped_page
 from portal.http.openapi import described
-from portal.http.paging import SortOrder
+from portal.http.paging import SortOrder, page
 from portal.http.problems import Problem
 from portal.sysadmins import FORBIDDEN, only_sysadmins, only_sysadmins_see
 from vigil_core import host_expression
@@ -29,6 +29,8 @@ router = Router(tags=["burn-ins"])
 NO_BURN_IN = FORBIDDEN | {404: "No such burn-in, or the node is not in it."}
 HostExpression = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.,\[\]\-]+$")]
 MAX_CHARACTERS = 256 * plan.MAX_NODES
+MAX_LISTED = 20
+"""The largest ones have 5,120 nodes, whose results are counted."""
 
 
 class BurnInFindingShape(Schema):
@@ -166,7 +168,7 @@ def start(request: ApiRequest, body: NewBurnIn) -> Status[dict[str, Any]]:
 
 @router.get("", response=BurnIns, summary="Burn-ins, newest first", openapi_extra=described(errors=FORBIDDEN))
 def burn_ins(request: ApiRequest, query: Query[BurnInQuery]) -> dict[str, Any]:
-    """List burn-ins, all or those of one node."""
+    """List burn-ins, all or those of one node; at most 20 a page."""
     only_sysadmins_see(request, "burn-ins")
     rows = BurnIn.objects.all()
     if query.state:
@@ -174,7 +176,8 @@ def burn_ins(request: ApiRequest, query: Query[BurnInQuery]) -> dict[str, Any]:
     if query.node:
         rows = rows.filter(pk__in=BurnInNode.objects.filter(node=query.node).values("burn_in"))
     rows = rows.select_related("started_by").prefetch_related(report.COUNTED).defer("log")
-    return shaped_page(rows, SortOrder("id", descending=True), query, burn_in_shape)
+    found = page(rows, SortOrder("id", descending=True), cursor=query.cursor, limit=min(query.limit, MAX_LISTED))
+    return {"items": [burn_in_shape(row) for row in found.items], "next": found.next}
 
 
 @router.get("/golden", response=GoldenRecords, summary="Golden records", openapi_extra=described(errors=FORBIDDEN))
@@ -217,7 +220,7 @@ def burn_in_node(request: ApiRequest, burn_in_id: int, node: str) -> dict[str, A
 
 
 @router.post("/{int:burn_in_id}/cancel", response=BurnInShape, summary="Cancel a burn-in (sysadmins)",
-             openapi_extra=described(errors=NO_BURN_IN | {409: "The burn-in has ended."}))  # fmt: skip
+             openapi_extra=described(errors=NO_BURN_IN | {409: "The burn-in has no tests left to stop."}))  # fmt: skip
 def cancel(request: ApiRequest, burn_in_id: int) -> dict[str, Any]:
     """End the tests. Nodes that were drained before are drained again."""
     only_sysadmins(request, "cancel burn-ins")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
-from nodes.models import BurnIn, BurnInNode, GoldenRecord
+from nodes.models import BurnIn, BurnInNode, BurnInTest, GoldenRecord
 from tests.jobs.burnins.simulated_cluster import SimulatedCluster, good_lines, line
 from tests.lab import person, signed_in
 
@@ -158,3 +161,18 @@ def test_the_list_takes_as_many_queries_for_many_nodes(
         client.get("/burnins")
     with django_assert_max_num_queries(15):
         client.get("/api/v1/burnins")
+
+
+def test_the_page_of_the_list_counts_no_tests(cluster: SimulatedCluster, client: Client) -> None:
+    """256 nodes have some 85,000."""
+    cluster.start("dgx-01", "dgx-02")
+    with CaptureQueriesContext(connection) as queries:
+        assert f'href="/burnins/{cluster.burn_in.pk}"' in client.get("/burnins").text
+    assert not [query["sql"] for query in queries if BurnInTest._meta.db_table in query["sql"]]
+
+
+def test_rest_lists_at_most_twenty_burn_ins_at_once(cluster: SimulatedCluster, client: Client) -> None:
+    BurnIn.objects.bulk_create(BurnIn(key=str(number), seconds=60, state="ended") for number in range(25))
+    first = client.get("/api/v1/burnins?limit=200").json()
+    rest = client.get(f"/api/v1/burnins?limit=200&cursor={quote(first['next'])}").json()
+    assert [len(first["items"]), len(rest["items"]), rest["next"]] == [20, 5, None]
