@@ -25,6 +25,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs.burnins import results, returning, submission, verdicts
+from jobs.burnins.start import maintenance_text
 from jobs.disk import rundir
 from jobs.errors import JobError
 from jobs.lease import ActiveLease
@@ -159,6 +160,8 @@ class _Step:
         """Return why the tests can no longer start on these nodes; "" if they can."""
         if missing := set(submission.names(self.burn_in)) - {node.name for node in nodes}:
             return f"The scheduler no longer knows {formatting.listed(sorted(missing)[:8])}."
+        if in_maintenance := maintenance_text(submission.names(self.burn_in)):
+            return in_maintenance
         reserved_at = self.burn_in.reserved_at
         if reserved_at is not None and timezone.now() - reserved_at > WAIT_FOR_JOBS:
             return f"The tests could not start within {WAIT_FOR_JOBS.days} days."

@@ -13,7 +13,7 @@ from jobs.errors import Conflict, JobError
 from jobs.queueing import queue
 from nodes.burnin import plan
 from nodes.cluster import drain
-from nodes.models import BurnIn, BurnInNode, Gpu, HealthEntry, Node, NodeOrder
+from nodes.models import BurnIn, BurnInNode, Gpu, HealthEntry, MaintenanceWindow, Node, NodeOrder
 from nodes.scheduling import node_states
 from portal.access import note
 from portal.audit import Change
@@ -32,7 +32,9 @@ class NeedsAgreement(Conflict):
 def start(
     user: User, names: Sequence[str], seconds: int, *, may_undrain: bool = False, all_gpus: bool = False
 ) -> BurnIn:
-    """Store a burn-in of these nodes. Raises CannotBurnIn, NeedsAgreement, or Conflict if one is being tested already.
+    """Store a burn-in of these nodes.
+
+    Raises CannotBurnIn, NeedsAgreement, or Conflict if one is in maintenance or being tested already.
 
     `may_undrain`: the sysadmin agrees that nodes which a person drained return to service if they pass. `all_gpus`: the
     tests must find all GPUs that agents list, though the scheduler may list fewer.
@@ -40,6 +42,8 @@ def start(
     names = list(dict.fromkeys(names))
     nodes = _nodes(names)
     _check_seconds(seconds)
+    if in_maintenance := maintenance_text(names):
+        raise Conflict(f"Not started: {in_maintenance} Test it afterwards, or end the window first.")
     of_persons = [node for node in nodes if is_drained_by_person(node)]
     if of_persons and not may_undrain:
         raise NeedsAgreement(_drained_text(of_persons))
@@ -76,6 +80,13 @@ def cancel(user: User, burn_in: BurnIn) -> None:
             is_active = BurnIn.objects.active().filter(pk=burn_in.pk).exists()
             why = "has no tests left to stop; it returns its nodes" if is_active else "has ended"
             raise Conflict(f"Not cancelled. Burn-in {burn_in.pk} {why}.")
+
+
+def maintenance_text(names: Sequence[str]) -> str:
+    """Return which of the nodes is in maintenance, and until when; "" if none is."""
+    ends = MaintenanceWindow.ends_by_node(timezone.now())
+    node = next((name for name in names if name in ends), None)
+    return "" if node is None else f"{node} is in maintenance until {formatting.clock(ends[node])}."
 
 
 def _expected_gpus(nodes: Sequence[Node], *, all_gpus: bool) -> dict[str, int]:

@@ -82,7 +82,10 @@ class NewAcceptance(Schema):
     summary="Start an acceptance (sysadmins)",
     openapi_extra=described(
         errors=FORBIDDEN
-        | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
+        | {
+            409: "A node is in maintenance or in a burn-in already, or a person drained it.",
+            422: "The request is invalid.",
+        }
     ),
 )
 def start(request: ApiRequest, body: NewAcceptance) -> Status[dict[str, Any]]:

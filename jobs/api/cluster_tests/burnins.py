@@ -154,7 +154,10 @@ def burn_in_problems() -> Iterator[None]:
     summary="Start a burn-in (sysadmins)",
     openapi_extra=described(
         errors=FORBIDDEN
-        | {409: "A node is in a burn-in already, or a person drained it.", 422: "The request is invalid."}
+        | {
+            409: "A node is in maintenance or in a burn-in already, or a person drained it.",
+            422: "The request is invalid.",
+        }
     ),
 )
 def start(request: ApiRequest, body: NewBurnIn) -> Status[dict[str, Any]]:
