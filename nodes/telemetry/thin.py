@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 
 from nodes.models import Agent, Frame, GpuPlace, HealthEntry, Holding, NodeEvent, RackTemperature
 from nodes.telemetry.fields import WINDOW_S, gpu_owner, host_owner
+from portal.bulk import give_way
 from portal.models import Chunk, Series
 from portal.series import store
 from portal.series.codec import Floats, Integers, Points, decode_merged
@@ -76,16 +77,14 @@ def forget(*, now: float | None = None) -> int:
     """Delete data beyond retention; return how many chunks were deleted."""
     end = int((time.time() if now is None else now) - RETENTION_S)
     moment = datetime.fromtimestamp(max(0, end), UTC)
-    NodeEvent.objects.filter(last_at__lt=moment, is_open=False).delete()
-    Holding.objects.filter(until__lt=moment).delete()
+    _forget_events(moment)
+    _delete(Holding.objects.filter(until__lt=moment).order_by("until"))
     RackTemperature.objects.filter(hour__lt=moment).delete()
     earlier = GpuPlace.objects.filter(gpu=OuterRef("gpu"), pk__lt=OuterRef("pk"))  # a GPU's first place decides whose
     places = GpuPlace.objects.filter(Exists(earlier), until__lt=moment)  # it is (nodes.telemetry.machines)
-    while passed := list(places.order_by().values_list("pk", flat=True)[:MAX_DELETED]):
-        GpuPlace.objects.filter(pk__in=passed).delete()
+    _delete(places.order_by())
     cleared = HealthEntry.objects.filter(state=HealthEntry.EntryState.CLEARED, cleared_at__lt=moment)
-    while old := list(cleared.order_by("cleared_at").values_list("pk", flat=True)[:MAX_DELETED]):
-        HealthEntry.objects.filter(pk__in=old).delete()
+    _delete(cleared.order_by("cleared_at"))
     deleted = 0
     for agent in Agent.objects.only("pk"):
         for owner in owners_of(agent):
@@ -94,6 +93,30 @@ def forget(*, now: float | None = None) -> int:
                 0
             ]
     return deleted
+
+
+def _forget_events(before: datetime) -> None:
+    """Delete events that ended before this moment.
+
+    Their numbers grow about as their times do, so this reads the oldest and stops where they are recent. An index by
+    their ends would have to be written with every event.
+    """
+    events, last = NodeEvent.objects.order_by("pk"), 0
+    while rows := list(events.filter(pk__gt=last).values_list("pk", "at", "last_at", "is_open")[:MAX_DELETED]):
+        began = time.monotonic()
+        NodeEvent.objects.filter(pk__in=[pk for pk, _, end, is_open in rows if end < before and not is_open]).delete()
+        if all(at >= before for _, at, _, _ in rows):
+            return
+        last = rows[-1][0]
+        give_way(began)
+
+
+def _delete(rows: QuerySet[Any]) -> None:
+    """Delete the rows in short transactions, and let other writers go first in between."""
+    while keys := list(rows.values_list("pk", flat=True)[:MAX_DELETED]):
+        began = time.monotonic()
+        rows.model._default_manager.filter(pk__in=keys).delete()
+        give_way(began)
 
 
 def owners_of(agent: Agent) -> Iterator[Owner]:
