@@ -8,11 +8,12 @@ stays open until one passed or a person cleared it. A node in maintenance return
 from __future__ import annotations
 
 import logging
+import time
 from datetime import datetime
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from nodes.cluster import drain
@@ -21,8 +22,12 @@ from nodes.health.requesters import SPARE, SPARE_REASON
 from nodes.health.rules.rule import OUT_OF_SERVICE
 from nodes.models import HealthControl, HealthEntry, HotSpare, MaintenanceWindow, Node, NodeOrder
 from nodes.scheduling import node_states
+from portal import bulk
 
 logger = logging.getLogger(__name__)
+
+BUDGET_S = 2.0
+"""Per pass: it runs on the worker that carries out orders, which wait meanwhile."""
 
 
 def return_recovered() -> None:
@@ -31,34 +36,49 @@ def return_recovered() -> None:
         return
     now = timezone.now()
     in_maintenance = MaintenanceWindow.ends_by_node(now)
-    for name in _drained_for_findings():
-        if name in in_maintenance:
-            continue
+    until = time.monotonic() + BUDGET_S
+    for number, name in enumerate(name for name in _drained_for_findings(now) if name not in in_maintenance):
+        began = time.monotonic()
+        if number and began > until:
+            return
         with transaction.atomic():
             if HealthControl.locked().tripped_at is not None:
                 return
             _return(name, now)
+        bulk.give_way(began)
 
 
-def _drained_for_findings() -> list[str]:
+def _drained_for_findings(now: datetime) -> list[str]:
     """Return the nodes whose last order done was a drain for a finding, and whose current reason is that order's.
 
-    Nodes with an open finding are left out: `_return` would only find it again, under the lock that all actions share.
+    Nodes that `_return` would leave as they are, under the lock that all actions share, are left out: those with an
+    open finding, a job or a later order, and those whose finding was dismissed or deleted.
     """
     broken = HealthEntry.objects.open().filter(action__in=OUT_OF_SERVICE).values("node")
     out = Node.objects.reported().exclude(reason="").exclude(name__in=broken)
-    nodes = {node.name: node for node in out}
+    nodes = {node.name: node for node in out if not _may_not_return_yet(node)}
+    entries = HealthEntry.objects.filter(order=OuterRef("pk"))
+    dismissed = entries.in_state(HealthEntry.EntryState.DISMISSED).filter(action__in=OUT_OF_SERVICE)
+    is_refused = ~Q(rule="") & Q(state=NodeOrder.State.REFUSED, ended_at__gte=now - drain.GIVE_UP)
+    later = NodeOrder.objects.filter(
+        Q(state=NodeOrder.State.ASKED) | is_refused, node=OuterRef("node"), pk__gt=OuterRef("pk")
+    )
     orders = newest_orders(out, state=NodeOrder.State.DONE).for_findings().filter(action=NodeOrder.Action.DRAIN)
-    orders = orders.select_related("asked_by")
+    orders = orders.filter(Exists(entries), ~Exists(dismissed), ~Exists(later)).select_related("asked_by")
     return sorted(o.node for o in orders if o.node in nodes and drain.is_reason_of(o, nodes[o.node]))
+
+
+def _may_not_return_yet(node: Node) -> bool:
+    """Return whether jobs still run there, or the scheduler does not reach it: draining, completing or down."""
+    return node.has_jobs or not node_states.is_drained_without_jobs(node.state)
 
 
 def _return(name: str, now: datetime) -> None:
     node, newest = Node.objects.filter(name=name).first(), newest_order(name, now - drain.GIVE_UP)
     if node is None or newest is None or newest.action != NodeOrder.Action.DRAIN or not newest.is_for_finding:
         return  # a person's order came since
-    if node.has_jobs or not node_states.is_drained_without_jobs(node.state):
-        return  # draining, completing or down: it returns once nothing runs there and the scheduler reaches it
+    if _may_not_return_yet(node):
+        return
     if newest.state != NodeOrder.State.DONE or not drain.is_reason_of(newest, node):
         return
     # What was dismissed after the node was drained for it lasts: nobody repaired the node.
