@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
 from django.utils import timezone
 
 from nodes.cluster import drain, sync
@@ -38,6 +38,8 @@ MAX_UNFINISHED = 100
 REPEAT_FOR = timedelta(days=1)
 """How long after a window's end Vigil repeats an order to return a node that failed."""
 MAX_REPEATED = 100
+CLOCK_SET_BACK = timedelta(days=1)
+"""An order may seem older than its window by so much, if the clock was set back in between."""
 State = MaintenanceWindow.WindowState
 
 
@@ -122,9 +124,9 @@ def _drain_missing(window: MaintenanceWindow) -> None:
     A window may have a thousand nodes: each transaction orders for some of them, so that other writers get their turn.
     """
     _begin(window)
-    settled = _settled(window, window.nodes)
-    in_service = [name for name in _in_service(window.nodes) if name not in settled]
-    for names in _batches(in_service):
+    in_service = _in_service(window.nodes)
+    settled = _settled(window, in_service) if in_service else set()
+    for names in _batches([name for name in in_service if name not in settled]):
         with transaction.atomic():
             HealthControl.locked()
             if not MaintenanceWindow.objects.filter(pk=window.pk, state=State.ACTIVE).exists():
@@ -154,14 +156,18 @@ def _settled(window: MaintenanceWindow, names: Sequence[str]) -> set[str]:
     Orders that were refused long enough ago are repeated.
     """
     repeatable = {"state": NodeOrder.State.REFUSED, "ended_at__lt": timezone.now() - drain.GIVE_UP}
-    ordered = NodeOrder.objects.filter(rule=window.requester).exclude(**repeatable)
+    ordered = _orders_of(window).exclude(**repeatable).values_list("node", flat=True)
     by_persons = NodeOrder.objects.filter(
         rule="", action=NodeOrder.Action.UNDRAIN, state=NodeOrder.State.DONE,
-        asked_at__gte=max(window.starts_at, window.planned_at),
+        asked_at__gte=max(window.starts_at, window.planned_at), node__in=names,
     )  # fmt: skip
-    return {
-        name for rows in (ordered, by_persons) for name in rows.filter(node__in=names).values_list("node", flat=True)
-    }
+    return set(names).intersection(ordered) | set(by_persons.values_list("node", flat=True))
+
+
+def _orders_of(window: MaintenanceWindow) -> QuerySet[NodeOrder]:
+    """Select what Vigil ordered for the window by the index of orders by time: there may be years of them."""
+    since = max(window.starts_at, window.planned_at) - CLOCK_SET_BACK
+    return NodeOrder.objects.order_by().exclude(rule="").filter(asked_at__gte=since).filter(rule=window.requester)
 
 
 def _by_name(nodes: Iterable[Node]) -> list[Node]:
@@ -177,7 +183,7 @@ def _end_if_possible(window: MaintenanceWindow, now: datetime) -> None:
     """
     read_at = sync.last_read_at(Reading.Part.NODES)  # before the rows: a reading meanwhile must not count
     still_drained = _return_nodes(window, now)
-    drains = NodeOrder.objects.filter(rule=window.requester, action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE)
+    drains = _orders_of(window).filter(action=NodeOrder.Action.DRAIN, state=NodeOrder.State.DONE)
     newest = drains.order_by("-ended_at").first()
     if newest is not None and drain.is_newer_than_rows(newest, read_at):
         return

@@ -194,12 +194,9 @@ def _replacements(spares: list[HotSpare], nodes: dict[str, Node], now: datetime)
     # A spare that serves may fail as any other node does; then another takes the place that it had.
     placed = {spare.replaces for spare in spares} | {spare.node for spare in spares if spare.state != State.SERVING}
     in_maintenance = MaintenanceWindow.ends_by_node(now)
-    recent = NodeOrder.objects.filter(
-        rule=SPARE, action=NodeOrder.Action.UNDRAIN, asked_at__gt=now - timedelta(seconds=limits.HOUR_S)
-    ).count()
-    remaining = limits.hourly_limit(len(nodes)) - recent
     failed = [name for name in sorted(_failed(nodes)) if name not in placed | in_maintenance.keys()]
     ready = [spare for spare in _ready(spares, nodes) if spare.node not in in_maintenance] if failed else []
+    remaining = _remaining_exchanges(len(nodes), now) if ready else 0
     found: dict[str, str] = {}
     for name in failed:
         spare = next((spare for spare in ready if spare.partition in nodes[name].partitions), None)
@@ -207,6 +204,12 @@ def _replacements(spares: list[HotSpare], nodes: dict[str, Node], now: datetime)
             ready.remove(spare)
             found[spare.node] = name
     return found
+
+
+def _remaining_exchanges(nodes: int, now: datetime) -> int:
+    since = now - timedelta(seconds=limits.HOUR_S)
+    recent = NodeOrder.objects.exclude(rule="").filter(asked_at__gt=since)  # as the index has them
+    return limits.hourly_limit(nodes) - recent.filter(rule=SPARE, action=NodeOrder.Action.UNDRAIN).count()
 
 
 def _give_up_place(failed: HotSpare | None, now: datetime) -> str:
