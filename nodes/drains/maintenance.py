@@ -250,15 +250,21 @@ def _is_drained_by(window: MaintenanceWindow, node: Node) -> bool:
 
 
 def _repeat_returns(now: datetime) -> None:
-    """Order again to undrain what a window drained, if the scheduler did not answer at its end."""
+    """Order again to undrain what a window drained, if the scheduler did not answer at its end.
+
+    A node that is gone, or has another reason, is left out: it would take the place of others for a day. Those with an
+    open finding, which stay drained, come last.
+    """
     recent = NodeOrder.objects.exclude(rule="").filter(asked_at__gt=now - REPEAT_FOR)  # as the index has them
     later = NodeOrder.objects.filter(node=OuterRef("node"), pk__gt=OuterRef("pk"))
+    standing = Node.objects.reported().filter(name=OuterRef("node"), reason=OuterRef("replaces"))
+    broken = HealthEntry.objects.open().filter(node=OuterRef("node"), action__in=OUT_OF_SERVICE)
     failed = recent.filter(
-        ~Exists(later), rule__startswith=MAINTENANCE_PREFIX, action=NodeOrder.Action.UNDRAIN,
+        ~Exists(later), Exists(standing), rule__startswith=MAINTENANCE_PREFIX, action=NodeOrder.Action.UNDRAIN,
         state=NodeOrder.State.REFUSED, ended_at__lt=now - drain.GIVE_UP,
     )  # fmt: skip
     nodes: defaultdict[str, list[str]] = defaultdict(list)
-    for rule, node in failed.order_by("asked_at").values_list("rule", "node")[:MAX_REPEATED]:
+    for rule, node in failed.order_by(Exists(broken), "asked_at").values_list("rule", "node")[:MAX_REPEATED]:
         nodes[rule].append(node)
     numbers = [number for rule in nodes if (number := rule.removeprefix(MAINTENANCE_PREFIX)).isdecimal()]
     for window in MaintenanceWindow.objects.filter(pk__in=numbers, ended_at__gt=now - REPEAT_FOR):
