@@ -45,8 +45,8 @@ ENOUGH = 20
 HISTORIES = int(os.environ.get("TEST_HISTORIES") or (ENOUGH if EXHAUSTIVE else 3))
 EVENTS = 16
 NAMES = tuple(f"dgx-{number:02}" for number in range(1, 41))
-PARTITIONS = {"gpu": NAMES, "debug": NAMES[:10], "long": NAMES[5:25]}
-"""They share nodes: of debug two may be out, of gpu eight."""
+PARTITIONS = {"gpu": NAMES, "debug": NAMES[:10], "small": NAMES[2:7], "long": NAMES[5:25]}
+"""They share nodes: of small one may be out, of debug two, of gpu eight."""
 LIVELY = NAMES[:12]
 PERSON = "a person's"
 
@@ -129,6 +129,7 @@ class LimitedHistory:
         NodeOrder.objects.exclude(ended_at=None).update(ended_at=F("ended_at") - by)
         HealthEntry.objects.exclude(opened_at=None).update(opened_at=F("opened_at") - by)
         MaintenanceWindow.objects.update(starts_at=F("starts_at") - by, ends_at=F("ends_at") - by)
+        Reading.objects.update(read_at=F("read_at") - by)
         HealthControl.objects.update(tripped_at=F("tripped_at") - by, reset_at=F("reset_at") - by)
 
     def reset_breaker(self, node: str) -> None:
@@ -147,6 +148,10 @@ class LimitedHistory:
         self.happened["exchanged"] += HotSpare.objects.exclude(replaces="").count()
         with suppress(Killed):
             self.carry_out()
+        if self.random.random() < 0.5:  # another worker decides before the nodes are read
+            self.finding(self.random.choice(LIVELY))
+            evaluate()
+            self.decide()
         self.read()
         for node in self.persons:
             assert self.lab.scheduler.drained.get(node) == PERSON, f"automation touched a person's drain of {node}"
