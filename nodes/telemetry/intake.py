@@ -27,9 +27,11 @@ from portal.wakes import HEALTH
 from vigil_core import untrusted
 
 MAX_STREAMS = 1_000  # that are stored of a machine: each lost buffer begins another
-CLOCK_S = 60.0  # beyond this offset an agent's times are corrected
+CLOCK_S = 60.0  # beyond this offset the times of an agent's samples, facts and counters are corrected
+EVENT_CLOCK_S = 1.0  # the same for events, which count only after a person cleared the finding, by the portal's clock
 EARLIEST = 10**9  # in Unix seconds
 AHEAD_S = 3_600.0
+COMPARED_WITH_SAMPLES = frozenset({"facts", "gpu.counters"})
 JUDGED_AT_ONCE = frozenset({"xid", "sxid", "link.down"})
 """Kinds of events that health rules count: one of them may be enough to drain the node."""
 # Limits of a part of a post, which one transaction stores while all other writers wait.
@@ -155,8 +157,13 @@ class _PostIntake:
 
     @property
     def shift(self) -> int:
-        """Return the seconds to subtract from the agent's times."""
+        """Return the seconds to subtract from the agent's times, which are whole for samples."""
         return round(self.offset) if abs(self.offset) > CLOCK_S else 0
+
+    @property
+    def event_shift(self) -> float:
+        """Return the seconds to subtract from the times of events."""
+        return self.offset if abs(self.offset) > EVENT_CLOCK_S else 0.0
 
     def store(self) -> None:
         self._note_boot()
@@ -199,10 +206,12 @@ class _PostIntake:
 
     def _correct(self, event: MachineEvent) -> None:
         """Convert an event's times to the portal's clock."""
-        event.at = self._to_portal_time(event.at)
+        # Facts and counters are compared with samples, whose times stay as they are if the clock is only a little off.
+        shift = self.shift if event.kind in COMPARED_WITH_SAMPLES else self.event_shift
+        event.at = self._to_portal_time(event.at, shift)
         for name in ("since", "last_at", "planted_until"):
             if (time_value := untrusted.number(event.more.get(name), untrusted.MAX_UNIX_TIME)) is not None:
-                event.more[name] = self._to_portal_time(time_value)
+                event.more[name] = self._to_portal_time(time_value, shift)
 
     def _note_gpus(self, sampled: Sequence[SampleBatch]) -> dict[str, int]:
         """Bring the machine's GPUs in step with facts and samples; return the row ids of those that are its own."""
@@ -237,9 +246,9 @@ class _PostIntake:
         if any(event.kind in JUDGED_AT_ONCE for event in others):
             transaction.on_commit(HEALTH.request)
 
-    def _to_portal_time(self, at: float) -> float:
+    def _to_portal_time(self, at: float, shift: float) -> float:
         """Return an event's time by the portal's clock, at most AHEAD_S ahead: else it would stay the newest."""
-        return min(at - self.shift, self.now + AHEAD_S)
+        return min(at - shift, self.now + AHEAD_S)
 
     def _frame(self, batch: SampleBatch, ids: Mapping[str, int]) -> Frame:
         row_indices = [row for row, uuid in enumerate(batch.gpus) if uuid in ids]

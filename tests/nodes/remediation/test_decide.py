@@ -242,6 +242,22 @@ def test_what_a_person_cleared_stays_cleared_and_a_new_event_counts(lab: Lab) ->
     assert (audit.action, audit.detail) == ("finding.cleared", "reseated")
 
 
+def test_an_event_after_a_clear_counts_where_the_nodes_clock_is_behind(lab: Lab) -> None:
+    lab.xid(79)
+    lab.step()
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    lab.step()
+    HealthEntry.objects.update(cleared_at=F("cleared_at") - timedelta(seconds=20))
+    cleared = lab.entry()
+    cleared.progress["cleared_at"] -= 20
+    cleared.save()
+    machine, behind = lab.machine(), time.time() - 45
+    machine.post(machine.event("xid", behind - 5, xid=79, seq=99, text="again", gpu=machine.gpus[0]), sent_at=behind)
+    lab.step()
+    assert HealthEntry.objects.active().get().state == "open"
+    assert list(lab.scheduler.drained) == ["dgx-01"]
+
+
 def test_a_dismissed_entry_stays_so_while_it_lasts(lab: Lab, settings: Any) -> None:
     settings.VIGIL_HEALTH = "propose"
     lab.xid(79)

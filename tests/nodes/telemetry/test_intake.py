@@ -129,6 +129,13 @@ def test_a_clock_that_is_a_little_off_counts() -> None:
     assert Frame.objects.get().at == now - 40
 
 
+@pytest.mark.parametrize("offset", [-45, 45])
+def test_events_are_stored_by_the_portals_clock_however_little_the_agents_is_off(offset: int) -> None:
+    machine, now = Machine(), time.time()
+    machine.post(machine.event("xid", now + offset - 10, xid=13, text="x"), sent_at=now + offset)
+    assert abs(NodeEvent.objects.get().at.timestamp() - (now - 10)) <= 5
+
+
 def test_a_gpu_that_was_swapped_ends_the_previous_gpu() -> None:
     machine = Machine()
     machine.post(machine.facts(START), machine.batch(START, gpu_percent=1))
