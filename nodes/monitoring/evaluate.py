@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from nodes.health import engine
 from nodes.health.progress import Observation, RuleProgress, Subject
-from nodes.health.rules.rule import Rule
+from nodes.health.rules.rule import ACTIONS, Rule
 from nodes.models import Gpu, HealthControl, HealthEntry, NodeEvent
 from nodes.monitoring import events, evidence, policies
 from nodes.monitoring.matching import RuleMatcher
@@ -333,10 +333,11 @@ class _EntryChanges:
         elif progress.state == "cleared":
             row.state = State.CLEARED
         if rule is not None:
-            is_ignored = was_open and row.action == "ignore"  # by the policy of the time
-            row.severity, row.action = engine.effective(rule, progress)
-            if is_ignored or (not was_open and self.modes.get(row.action) == policies.Mode.IGNORE):
-                row.action = "ignore"
+            row.severity, action = engine.effective(rule, progress)
+            if was_open:  # a policy or a rule that was changed since takes no node out for what was open before
+                row.action = min(row.action, action, key=ACTIONS.index)
+            else:
+                row.action = "ignore" if self.modes.get(action) == policies.Mode.IGNORE else action
             due = engine.next_change(rule, progress)
             row.due_at = None if due is None else _moment(due)
         row.count = progress.count

@@ -142,6 +142,27 @@ def test_rules_are_switched_off_and_deleted(ops: User) -> None:
     ]  # fmt: skip
 
 
+def test_a_graver_action_applies_to_findings_that_open_from_then_on(ops: User, settings: Any) -> None:
+    watched = RULE.replace('"drain"', '"watch"')
+    add(ops, watched)
+    lab = Lab()
+    for name in lab.names[:6]:
+        lab.xid(31, name)
+    lab.step()
+    settings.VIGIL_HEALTH = "act"
+    send(ops, "put", "/xid-31", toml=RULE, dry_run=proof(ops), version=1, reason="it is worse")
+    for name in lab.names[:7]:
+        lab.xid(31, name, ago=-1, text="again")
+    lab.step()
+    actions = dict(HealthEntry.objects.filter(rule="xid-31").values_list("node", "action"))
+    assert actions == dict.fromkeys(lab.names[:6], "watch") | {lab.names[6]: "drain"}
+    assert list(lab.scheduler.drained) == [lab.names[6]]
+    send(ops, "put", "/xid-31", toml=watched, dry_run=proof(ops, watched), version=2, reason="or not")
+    lab.xid(31, lab.names[6], ago=-2, text="again")
+    lab.step()
+    assert lab.entry("xid-31", lab.names[6]).action == "watch", "a milder one applies at once"
+
+
 def test_a_rule_that_is_off_ends_its_findings(ops: User) -> None:
     lab = Lab()
     lab.xid(79)
