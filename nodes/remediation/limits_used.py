@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
+
 from nodes.cluster.service_state import service_state
 from nodes.health import limits
-from nodes.models import NodeOrder
+from nodes.models import HealthEntry, NodeOrder
 
 MAX_PLANTED = 4
 """Nodes that game days take out in an hour: each plants at most two faults that drain a node."""
@@ -47,11 +49,14 @@ def limits_used(now: datetime) -> LimitsUsed:
 def automatic_drains(now: datetime) -> list[limits.AutomaticDrain]:
     """Return all drains that rules ordered in the last hour, whatever became of them; not those of game days.
 
-    Agents say what was planted: if that is more than game days plant, all of it counts.
+    Agents say what was planted: if that is more than game days plant, all of it counts. So does a drain for a planted
+    finding once real evidence followed.
     """
+    real = HealthEntry.objects.filter(order=OuterRef("pk"), is_planted=False)
     rows = NodeOrder.objects.by_health_rules().filter(action=NodeOrder.Action.DRAIN, asked_at__gt=now - _HOUR)
+    is_injected = ExpressionWrapper(Q(is_planted=True) & ~Exists(real), BooleanField())
     # In no order: in that of ids, all orders would be read.
-    found = list(rows.order_by().values_list("node", "asked_at", "is_planted"))
+    found = list(rows.order_by().annotate(is_injected=is_injected).values_list("node", "asked_at", "is_injected"))
     is_credible = len({node for node, _, is_planted in found if is_planted}) <= MAX_PLANTED
     return [
         limits.AutomaticDrain(node, at.timestamp())

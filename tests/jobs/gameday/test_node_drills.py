@@ -91,10 +91,12 @@ def test_real_evidence_is_never_cleared(xid: Fault) -> None:
     mark = xid.plant()
     xid.xid(**mark)
     xid.lab.step()
+    assert automatic_drains(timezone.now()) == []
     xid.lab.xid(79, NODE, text="GPU has fallen off the bus, really.")
     xid.lab.step()
     entry = xid.lab.entry()
     assert (entry.is_planted, entry.title) == (False, "GPU fell off the bus")
+    assert [drain.node for drain in automatic_drains(timezone.now())] == [NODE]
     xid.advance(4)
     assert xid.lab.entry().state == "open"
     assert NODE in xid.lab.scheduler.drained
