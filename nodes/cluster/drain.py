@@ -212,6 +212,9 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     if _is_done_already(order, node):
         _end(order, NodeOrder.State.DONE, "")
         return
+    if _is_for_past_findings(order):
+        _end(order, NodeOrder.State.REFUSED, "The finding is over.")
+        return
     if (person := order.asked_by) is None and not order.rule:
         _end(order, NodeOrder.State.REFUSED, "The account of the person who ordered it was deleted. Order it again.")
         return
@@ -240,6 +243,14 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
     sync.hurry(Reading.Part.NODES)
     if not _end(order, NodeOrder.State.DONE, ""):
         _note_carried_out_anyway(order, node)
+
+
+def _is_for_past_findings(order: NodeOrder) -> bool:
+    """Return whether it is a drain for findings none of which is open any more."""
+    if order.action != NodeOrder.Action.DRAIN:
+        return False
+    states = set(order.health_entries.values_list("state", flat=True))
+    return bool(states) and HealthEntry.EntryState.OPEN not in states
 
 
 def _is_limited(order: NodeOrder) -> bool:

@@ -88,6 +88,7 @@ def _dismiss(user: User, others: QuerySet[HealthEntry], first: HealthEntry, reas
             state=State.DISMISSED, decision=Decision.DISMISSED, decided_by=user, decided_at=timezone.now(),
             decision_reason=reason,
         )  # fmt: skip
+        inbox.withdraw_drains(pks)
         if decided:
             what = formatting.plural(decided, "more finding")
             change = Change(before={"state": first.state}, after={"state": State.DISMISSED, "entries": decided})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from django.db import transaction
 from django.utils import timezone
 
@@ -72,7 +74,7 @@ def dismiss(user: User, pk: int, reason: str) -> HealthEntry:
         if entry.state == State.WATCHING:
             raise NotPossible(f"Finding {pk} is only watched: nothing is proposed yet.")
         _decided(entry, user, Decision.DISMISSED, State.DISMISSED, reason)
-        _withdraw_drain(entry)
+        withdraw_drains([entry.pk])
     return entry
 
 
@@ -88,18 +90,16 @@ def clear(user: User | None, pk: int, reason: str) -> HealthEntry:
         engine.clear(progress, now.timestamp())
         entry.progress, entry.cleared_at, entry.due_at = progress.as_payload(), now, None
         _decided(entry, user, entry.decision, State.CLEARED, reason)
-        _withdraw_drain(entry)
+        withdraw_drains([entry.pk])
     return entry
 
 
-def _withdraw_drain(entry: HealthEntry) -> None:
-    """Withdraw the drain for the entry if it is not carried out yet, and no other open entry needs it.
+def withdraw_drains(entries: Collection[int]) -> None:
+    """Withdraw the drains for these entries that are not carried out yet, and that no other open entry needs.
 
     One that the scheduler is carrying out just now is undone afterwards (`nodes.cluster.drain`).
     """
-    if entry.order is None:
-        return
-    drains = NodeOrder.objects.open().filter(pk=entry.order.pk, action=NodeOrder.Action.DRAIN)
+    drains = NodeOrder.objects.open().filter(action=NodeOrder.Action.DRAIN, health_entries__in=entries)
     drains.exclude(health_entries__state=State.OPEN).update(
         state=NodeOrder.State.REFUSED, outcome="The finding was dismissed or cleared.", ended_at=timezone.now()
     )

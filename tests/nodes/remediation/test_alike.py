@@ -114,6 +114,21 @@ def test_approving_all_drains_all_but_what_somebody_else_drained(ops: User, sett
     assert lab.scheduler.drained["dgx-03"] == "broken fan"
 
 
+def test_dismissing_all_withdraws_their_waiting_drains(ops: User, settings: Any) -> None:
+    settings.VIGIL_HEALTH = "propose"
+    lab = Lab()
+    for name in NAMES[:7]:
+        entries(1, f"{name}-", **OLD | {"action": "drain", "decision": "proposed", "severity": "critical"})
+        HealthEntry.objects.filter(node__startswith=f"{name}-").update(node=name)
+    decide(ops, HealthEntry.objects.get(node="dgx-01"), "approve", reason="all", alike=True)
+    assert NodeOrder.objects.open().count() == 7
+    HealthEntry.objects.filter(node="dgx-07").update(detail="an older driver still")
+    decide(ops, HealthEntry.objects.get(node="dgx-01"), "dismiss", reason="a mistake", alike=True)
+    assert list(NodeOrder.objects.open().values_list("node", flat=True)) == ["dgx-07"]
+    lab.step()
+    assert list(lab.scheduler.drained) == ["dgx-07"]
+
+
 def test_replaces_no_drain_of_others_for_all(ops: User) -> None:
     entries(6, **OLD | {"action": "drain", "decision": "proposed"})
     answer = decide(ops, HealthEntry.objects.all()[0], "approve", reason="x", alike=True, replace=True)
