@@ -66,6 +66,11 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
         """Select the open entries that wait for a sysadmin's decision."""
         return self.open().filter(decision=HealthEntry.EntryDecision.PROPOSED)
 
+    def undrained(self) -> Self:
+        """Select the open entries whose node somebody undrained; they count again when they happen again."""
+        undecided = self.open().filter(decision=HealthEntry.EntryDecision.NONE, decided_at__isnull=False)
+        return undecided.filter(action__in=OUT_OF_SERVICE)
+
     def excluding(self) -> Self:
         """Select the open entries whose nodes new attempts avoid: not those that still wait for a decision."""
         return self.open().filter(action="exclude").exclude(decision=HealthEntry.EntryDecision.PROPOSED)
@@ -177,6 +182,12 @@ class HealthEntry(models.Model):
     @property
     def is_active(self) -> bool:
         return self.state != self.EntryState.CLEARED
+
+    @property
+    def is_undrained(self) -> bool:
+        """Return whether somebody undrained its node while it was open, as `undrained` selects entries."""
+        is_undecided = self.state == self.EntryState.OPEN and self.decision == self.EntryDecision.NONE
+        return is_undecided and self.decided_at is not None and self.action in OUT_OF_SERVICE
 
     def observations(self, *, hidden: Collection[str] = PEOPLE | KERNEL_TEXT) -> list[EntryObservation]:
         """Return the evidence, the newest last; without what cannot be read, and without the hidden fields."""

@@ -31,6 +31,7 @@ from nodes.monitoring.evaluate import LATE
 from nodes.remediation.existing_drain import existing_drain
 from nodes.remediation.limits_used import automatic_drains
 from nodes.remediation.reason import drain_reason
+from nodes.remediation.undrained import decide_again, follow_undrains
 from portal import bulk
 from portal.access import note
 from vigil_core import formatting
@@ -54,6 +55,8 @@ def decide(now: datetime | None = None) -> None:
     now = now or timezone.now()
     _propose_refused()
     _propose_exclusions()
+    follow_undrains(now)
+    decide_again(now)
     if not _undecided().exists():
         return
     trip_if_widespread(now)
@@ -128,13 +131,14 @@ def _propose_exclusions() -> None:
 
 
 def _undecided() -> QuerySet[HealthEntry]:
-    return HealthEntry.objects.open().filter(decision=Decision.NONE, action__in=OUT_OF_SERVICE).order_by("opened_at")
+    undecided = HealthEntry.objects.open().filter(decision=Decision.NONE, decided_at=None)
+    return undecided.filter(action__in=OUT_OF_SERVICE).order_by("opened_at")
 
 
 def _decide(pk: int, now: datetime, usage: _LimitUsage) -> None:
     with transaction.atomic():
         control = HealthControl.locked()
-        entry = HealthEntry.objects.open().filter(pk=pk, decision=Decision.NONE).select_related("gpu").first()
+        entry = _undecided().filter(pk=pk).select_related("gpu").first()
         if entry is None:  # another worker or a person was faster
             return
         if _may_not_be_listed_yet(entry, now):

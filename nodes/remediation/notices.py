@@ -28,7 +28,7 @@ MAX_NOTICES = 100
 MAX_ENTRIES = 5_000
 """Entries that are read for the notices, the first to open first: an outage opens many on each node."""
 MAX_NAMED_GPUS = 8
-_WAITS, _REFUSED = "waits: ", "refused: "
+_WAITS, _REFUSED, _UNDRAINED = "waits: ", "refused: ", "undrained: "
 _DECISION_PREFIXES = ("", _WAITS, _REFUSED)
 """How the edition of a notice may begin: with the decision that is needed."""
 Decision = HealthEntry.EntryDecision
@@ -91,7 +91,7 @@ def _notices(now: datetime) -> Iterator[HealthNotice]:
             title=_title(entries),
             detail=f"{_follow_up(entries)} {advice}".strip(),
             link=_link(entries),
-            edition=_decision_prefix(entries) + _within(_places(entries), notify.MAX_EDITION - len(_REFUSED)),
+            edition=_decision_prefix(entries) + _within(_places(entries), notify.MAX_EDITION - len(_UNDRAINED)),
         )
     if findings > len(shown):
         yield HealthNotice(
@@ -129,7 +129,7 @@ def _follow_up(entries: Sequence[HealthEntry]) -> str:
         return "Vigil proposes that new attempts avoid the node: choose Exclude or Dismiss on its page."
     if any(entry.decision == Decision.AUTOMATIC and not _is_approved(entry.order) for entry in entries):
         return "Vigil drains the node."
-    return ""
+    return next((entry.held_back for entry in entries if entry.is_undrained), "")
 
 
 def _is_approved(order: NodeOrder | None) -> bool:
@@ -142,10 +142,15 @@ def _waiting(entries: Sequence[HealthEntry]) -> list[HealthEntry]:
 
 
 def _decision_prefix(entries: Sequence[HealthEntry]) -> str:
-    """Return what somebody has to decide about, if anything: a drain that was refused is news."""
+    """Return what somebody has to decide about, if anything.
+
+    News are a drain that was refused, a node that somebody undrained, and that it is drained again.
+    """
     waiting = _waiting(entries)
     is_refused = any(entry.order is not None and entry.order.state == NodeOrder.State.REFUSED for entry in waiting)
-    return _REFUSED if is_refused else _WAITS if waiting else ""
+    if waiting:
+        return _REFUSED if is_refused else _WAITS
+    return _UNDRAINED if any(entry.is_undrained for entry in entries) else ""
 
 
 def _places(entries: Sequence[HealthEntry]) -> str:
