@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 AGAIN = timedelta(seconds=10)  # before a retry, if the scheduler did not respond
 GIVE_UP = timedelta(minutes=10)  # an order that has waited so long may no longer be wanted
 NOT_REACHED = "Vigil did not get to it within 10 min. Order it again if it is still wanted."
+NOT_SENT = "Not sent: "
+"""Begins the outcome of an order that the scheduler has never received, though `tried_at` says when that was tried."""
 BUDGET_S = 2.0  # per tick
 MAX_REASON = 200
 
@@ -180,7 +182,7 @@ def carry_out(scheduler: Scheduler) -> None:
         if number and time.monotonic() > until:
             return
         if problem and order.asked_by is None:  # unlike a person, Vigil has not seen the node as it is
-            _note_failure(order, SchedulerError(f"The nodes could not be read: {problem}"))
+            _note_unsent(order, SchedulerError(f"The nodes could not be read: {problem}"))
         else:
             _carry_out(order, scheduler)
 
@@ -188,7 +190,7 @@ def carry_out(scheduler: Scheduler) -> None:
 def note_outage(error: SchedulerError) -> None:
     """Record a failed attempt for the orders that are due: the scheduler has just not answered another request."""
     for order in _due():
-        _note_failure(order, error)
+        _note_unsent(order, error)
 
 
 def _due() -> QuerySet[NodeOrder]:
@@ -207,7 +209,7 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         _end(order, NodeOrder.State.REFUSED, str(NodeGone(order.node)))
         return
     if node.is_stale and order.asked_by is None:
-        _note_failure(order, SchedulerError(f"The scheduler's record of {node.name} could not be read."))
+        _note_unsent(order, SchedulerError(f"The scheduler's record of {node.name} could not be read."))
         return
     if _is_done_already(order, node):
         _end(order, NodeOrder.State.DONE, "")
@@ -230,7 +232,7 @@ def _carry_out(order: NodeOrder, scheduler: Scheduler) -> None:
         _end(order, NodeOrder.State.REFUSED, refusal)  # others went out of service since it was ordered
         return
     # Before the call: whoever withdraws the order while it is under way must not take it for one never sent.
-    if not NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now()):
+    if not NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now(), outcome=""):
         return
     try:
         if order.action == NodeOrder.Action.DRAIN:
@@ -292,16 +294,23 @@ def _is_done_already(order: NodeOrder, node: Node) -> bool:
     return bool(order.replaces) and node.is_in_service and not node.reason
 
 
-def _note_failure(order: NodeOrder, error: SchedulerError) -> None:
+def _note_failure(order: NodeOrder, error: SchedulerError, prefix: str = "") -> None:
     if error.permanent:
         _end(order, NodeOrder.State.REFUSED, str(error))
     elif timezone.now() - order.asked_at > GIVE_UP:
         _end(order, NodeOrder.State.REFUSED, _given_up(str(error)))
     else:
-        NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now(), outcome=str(error))
+        NodeOrder.objects.open().filter(pk=order.pk).update(tried_at=timezone.now(), outcome=f"{prefix}{error}")
+
+
+def _note_unsent(order: NodeOrder, error: SchedulerError) -> None:
+    """Record why an order was not sent this time, and whether it never was."""
+    is_unsent = order.tried_at is None or order.outcome.startswith(NOT_SENT)
+    _note_failure(order, error, NOT_SENT if is_unsent else "")
 
 
 def _given_up(answer: str) -> str:
+    answer = answer.removeprefix(NOT_SENT)
     return f"Given up after {GIVE_UP.total_seconds() / 60:.0f} min. The scheduler's last answer: {answer}"
 
 

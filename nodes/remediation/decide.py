@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from nodes.cluster import drain
@@ -184,7 +184,7 @@ def _withdraw_return(entry: HealthEntry, now: datetime) -> bool:
     """Withdraw the order to return the node; return whether there was one, and the scheduler never received it."""
     withdrawn = {"state": NodeOrder.State.REPLACED, "ended_at": now}
     withdrawn["outcome"] = f"Withdrawn: {entry.title} ({entry.rule})."
-    if _returns(entry.node).filter(tried_at=None).update(**withdrawn):
+    if _returns(entry.node).filter(Q(tried_at=None) | Q(outcome__startswith=drain.NOT_SENT)).update(**withdrawn):
         return True
     _returns(entry.node).update(**withdrawn)
     return False

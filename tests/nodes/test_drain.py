@@ -289,7 +289,7 @@ def test_only_people_order_while_the_nodes_cannot_be_read(ops: User, scheduler: 
     scheduler.broken_parts["nodes"] = SchedulerError("no answer")
     drain.carry_out(scheduler)
     order.refresh_from_db()
-    assert (order.state, order.outcome) == ("asked", "The nodes could not be read: no answer")
+    assert (order.state, order.outcome) == ("asked", "Not sent: The nodes could not be read: no answer")
     post(ops, "dgx-01/drain", reason="fan")
     drain.carry_out(scheduler)
     assert scheduler.drained == {"dgx-01": "fan (vigil: ops)"}

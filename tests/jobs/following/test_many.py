@@ -176,7 +176,7 @@ def test_ten_minutes_away(
     assert reading.error == str(SILENT)
     assert reading.failing_since is not None
     order.refresh_from_db()
-    assert (order.state, order.outcome) == ("asked", str(SILENT))
+    assert (order.state, order.outcome) == ("asked", f"Not sent: {SILENT}")
     scheduler.broken = None
     NodeOrder.objects.update(tried_at=None)
     tick()

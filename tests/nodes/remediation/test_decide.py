@@ -254,7 +254,7 @@ def test_an_event_after_a_clear_counts_where_the_nodes_clock_is_behind(lab: Lab)
     machine, behind = lab.machine(), time.time() - 45
     machine.post(machine.event("xid", behind - 5, xid=79, seq=99, text="again", gpu=machine.gpus[0]), sent_at=behind)
     lab.step()
-    assert HealthEntry.objects.active().get().state == "open"
+    assert HealthEntry.objects.active().get(rule="off-bus").state == "open"
     assert list(lab.scheduler.drained) == ["dgx-01"]
 
 
@@ -305,6 +305,25 @@ def test_a_new_event_before_the_undrain_is_sent_replaces_it(lab: Lab) -> None:
     lab.step()
     assert list(lab.scheduler.drained) == ["dgx-01"]
     assert HealthEntry.objects.active().get().decision == "automatic"
+
+
+def test_a_return_that_was_not_sent_is_withdrawn_where_vigil_may_not_drain(lab: Lab) -> None:
+    """The scheduler was away, so the node never left its drain: there is nothing to decide."""
+    lab.xid(79)
+    lab.step()
+    inbox.clear(sysadmin("ops"), lab.entry().pk, "reseated")
+    health()
+    drain.note_outage(SchedulerError("slurmctld restarts"))
+    lab.scheduler.broken_parts["nodes"] = SchedulerError("slurmctld restarts")
+    NodeOrder.objects.update(tried_at=F("tried_at") - drain.AGAIN)
+    drain.carry_out(lab.scheduler)
+    assert NodeOrder.objects.open().get().action == "undrain"
+    HealthControl.objects.update(tripped_at=timezone.now(), tripped_detail="A switch.")
+    lab.xid(79, ago=-1, text="again")
+    health()
+    entry = HealthEntry.objects.active().get()
+    assert (entry.decision, entry.order) == ("automatic", NodeOrder.objects.get(state="done"))
+    assert not NodeOrder.objects.open().exists()
 
 
 def test_an_order_that_no_worker_carried_out_waits_for_a_person(lab: Lab) -> None:
