@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from console.demo.reports import Floats, Incarnation
+from console.demo.reports import Incarnation
+from portal.series.codec import Floats
 from training.federation import tables
 from training.federation.tables import STATES
 

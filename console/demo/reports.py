@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from console.demo.scenarios import DemoAttempt, DemoJob
 from jobs.intake import reports, wire
 from jobs.models import Attempt
+from portal.series.codec import Floats
 
 STEPS_PER_BATCH = 10
 BATCHES_PER_POST = 20
@@ -27,8 +27,6 @@ SILENT_S = 52.0  # between the last step of failing ranks and their end
 SAMPLED = 60  # steps between two profiled ones
 PEAK = 989.5e12  # of an H100, FLOP/s
 TOKENS_PER_SAMPLE = 2048
-
-Floats = NDArray[np.float64]
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 from gpus.health import RECOVERY_ACTIONS
 from nodes.health import temperature
 from vigil_core import formatting, untrusted
+from vigil_core.formatting import NBSP
 
-NBSP = formatting.NBSP
 CLOCK_REASONS: Sequence[tuple[int, str, bool]] = (
     (0x80, "power brake: the machine’s power supply demands it", True),
     (0x40, "heat (hardware)", True),

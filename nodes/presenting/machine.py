@@ -11,10 +11,10 @@ from nodes.health.rules.rule import SEVERITIES, Severity
 from nodes.health.xid_severity import xid_severity
 from nodes.presenting.events import ECHO, meaning
 from vigil_core import formatting
+from vigil_core.formatting import NBSP
 
 XID_WINDOW = timedelta(hours=6)  # older Xids are history
 MAX_FURTHER = 2  # sentences after the first
-NBSP = formatting.NBSP
 
 
 @dataclass(frozen=True, kw_only=True)

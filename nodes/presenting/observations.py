@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from gpus.health import RECOVERY_ACTIONS
 from nodes.presenting.counters import CLOCK_REASONS
 from vigil_core import formatting
+from vigil_core.formatting import NBSP
 
-NBSP = formatting.NBSP
 _UNITS = {"_c": "°C", "_mib": "MiB", "_percent": "%"}
 _NUMBERS = {
     "failures": ("failure", "failures"),

@@ -22,12 +22,12 @@ from nodes.telemetry.events import OPENS
 from nodes.telemetry.fields import GPU_FIELDS, host_owner
 from portal.models import User
 from vigil_core import formatting, untrusted
+from vigil_core.formatting import NBSP
 
 HOUR_S, DAY_S = 3600, 86_400
 RANGES = {"1h": HOUR_S, "6h": 6 * HOUR_S, "24h": DAY_S, "7d": 7 * DAY_S, "30d": 30 * DAY_S, "90d": 90 * DAY_S}
 DEFAULT_RANGE = "1h"
 MAX_EVENTS, MAX_MARKS, MAX_PROCESSES, MAX_JOBS, MAX_MATRIX = 100, 300, 100, 50, 16
-NBSP = formatting.NBSP
 
 
 @dataclass(frozen=True)

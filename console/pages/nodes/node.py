@@ -34,10 +34,10 @@ from portal.access import CLUSTER, can, note, sees_all, sysadmin_of, user_of
 from portal.audit import Change
 from portal.models import User
 from vigil_core import formatting
+from vigil_core.formatting import NBSP
 from vigil_core.untrusted import plain
 
 Fact = tuple[str, str, str]
-NBSP = formatting.NBSP
 MAX_SLOW = 5
 MAX_FINDINGS = 5
 NOTHING = "nothing"

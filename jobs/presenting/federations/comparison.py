@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jobs.presenting.federations.significance import chance_margin
 from portal.drawing import polyline
+from portal.series.codec import Floats
 from vigil_core import formatting
 
-Floats = NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 200.0
 MAX_OVERHANG = 4.0
 """Multiple of the compared range that is drawn; otherwise a much longer run would flatten the other."""

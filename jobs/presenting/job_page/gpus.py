@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nodes.presenting.gpu_fields import GpuField
+from portal.series.codec import Floats
 from vigil_core import formatting
+from vigil_core.formatting import NBSP
 
-Floats = NDArray[np.float64]
-NBSP = formatting.NBSP
 LOW_USE, LOW_USE_HOURS = 0.30, 1
 """Utilisation below this for this long is a finding."""
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nodes.health.rules.condition import Condition, FieldValue
+from portal.series.codec import Floats
 
 MAX_TABLED = 4_096
 """Widest range of whole numbers that is judged by a table of all of them."""
 
-Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 
