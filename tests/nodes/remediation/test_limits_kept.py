@@ -196,7 +196,7 @@ class LimitedHistory:
             action="drain", asked_by=None, asked_at__gt=datetime.now(UTC) - timedelta(hours=1)
         )
         by_rules = {order.node for order in hour if order.rule == "off-bus"}
-        again = {order.node for order in hour if order.pk <= last}
+        again = {order.node for order in hour if order.rule == "off-bus" and order.pk <= last}
         assert drained <= again or len(by_rules) <= max(1, int(0.05 * len(serving))), sorted(by_rules)
         waiting = set(NodeOrder.objects.filter(state="asked", action="drain").values_list("node", flat=True))
         unread = {node.name for node in serving if "drain" not in node.state}
