@@ -73,6 +73,22 @@ class EntryRow:
         return formatting.plural(self.number, *words)
 
     @property
+    def order_text(self) -> str:
+        """Return what became of the entry's order: "Drained by Vigil.", "Drain, approved by ops. Refused: …"."""
+        entry, order = self.entry, self.entry.order
+        if order is None:
+            return ""
+        by = ""
+        if entry.decision == HealthEntry.EntryDecision.AUTOMATIC:
+            by = f", approved by {order.asked_by.username}" if order.asked_by else " by Vigil"
+        elif entry.decided_by:
+            by = f", approved by {entry.decided_by.username}"
+        action = order.get_action_display()
+        if order.state == NodeOrder.State.DONE:
+            return f"{action}ed{by}."
+        return f"{action}{by}. {order.outcome_text}"
+
+    @property
     def advice(self) -> str:
         return self.rule.advice if self.rule else ""
 

@@ -72,15 +72,17 @@ def test_the_page_shows_what_waits_and_drains_on_approval(lab: Lab, ops: User) -
 def test_what_became_of_an_order_is_shown(lab: Lab, ops: User, settings: Any) -> None:
     settings.VIGIL_HEALTH = "act"
     entry = found(lab)
-    for state, outcome, text in (
-        ("asked", "", "Sent to the scheduler within seconds."),
-        ("asked", "Slurm did not answer for 10 s.", "Slurm did not answer for 10 s. Retrying."),
-        ("done", "", "Done."),
-        ("replaced", "", "Replaced by a later order."),
+    sent, away = "Sent to the scheduler within seconds.", "Slurm did not answer for 10 s. Retrying."
+    replaced = "Replaced by a later order."
+    for state, outcome, of_finding, text in (
+        ("asked", "", f"Drain by Vigil. {sent}", sent),
+        ("asked", "Slurm did not answer for 10 s.", f"Drain by Vigil. {away}", away),
+        ("done", "", "Drained by Vigil. ", "Done."),
+        ("replaced", "", f"Drain by Vigil. {replaced}", replaced),
     ):
         NodeOrder.objects.filter(health_entries=entry).update(state=state, outcome=outcome)
         page = signed_in(ops).get("/health").content.decode()
-        assert f"Drain by Vigil. {text}" in page, "with the finding"
+        assert of_finding in page, "with the finding"
         assert f"by the health rule off-bus. {text}" in page, "in the list of orders"
 
 
