@@ -44,7 +44,7 @@ def follow_undrains(now: datetime) -> None:
     nodes = {node.name: node for node in rows}
     last_orders = newest_orders(rows, state=NodeOrder.State.DONE).select_related("asked_by")
     last = {order.node: order for order in last_orders}
-    for entry in entries.select_related("order"):
+    for entry in entries.select_related("order").defer("evidence", "progress"):
         if entry.order is None or entry.node not in nodes:
             continue
         if undrain := _undrain(entry.order, nodes[entry.node], last.get(entry.node), read_at, now):
