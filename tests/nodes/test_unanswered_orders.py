@@ -72,7 +72,7 @@ def test_only_people_order_for_a_node_whose_record_cannot_be_read(ops: User, sch
     machines, scheduler.machines, scheduler.unreadable = scheduler.machines, [], {"nodes": 1}
     drain.carry_out(scheduler)
     order.refresh_from_db()
-    assert (order.state, order.outcome) == ("asked", "The scheduler's record of dgx-01 could not be read.")
+    assert (order.state, order.outcome) == ("asked", "Not sent: The scheduler's record of dgx-01 could not be read.")
     scheduler.machines, scheduler.unreadable = machines, {}
     set_last_call(drain.AGAIN)
     drain.carry_out(scheduler)

@@ -78,7 +78,7 @@ def test_little_room_is_mentioned(monkeypatch: pytest.MonkeyPatch, settings: Any
     settings.VIGIL_RUNS = tmp_path
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=1024**3))
     (found,) = checks.runs_can_be_written(None)
-    assert "1.0 GiB" in found.msg
+    assert "1.07 GB" in found.msg
 
 
 @pytest.mark.parametrize(
