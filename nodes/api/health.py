@@ -113,8 +113,7 @@ class ApprovalRequest(DecisionRequest):
 def entries(request: ApiRequest, query: Query[EntryQuery]) -> dict[str, Any]:
     """List what health rules found: everything that is not cleared, or the entries in one state."""
     rows = HealthEntry.objects.in_state(query.state) if query.state else HealthEntry.objects.active()
-    filters = {"node": query.node, "rule": query.rule, "severity": query.severity}
-    rows = rows.filter(**{name: value for name, value in filters.items() if value})
+    rows = rows.matching(node=query.node, rule=query.rule, severity=query.severity)
     rows = rows.select_related("gpu", "order__asked_by", "decided_by").defer("progress")
     return shaped_page(rows, SortOrder("id", descending=True), query, lambda entry: entry_shape(entry, request.auth))
 

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from nodes.health.rules.rule import OUT_OF_SERVICE
+from nodes.health.rules.rule import OUT_OF_SERVICE, SEVERITIES
 from nodes.models.orders import NodeOrder
 from nodes.models.telemetry import Agent, Gpu
 from portal.access import sees_all
@@ -54,6 +54,16 @@ class HealthEntryQuerySet(models.QuerySet["HealthEntry"]):
         if state == states.CLEARED:
             return self.exclude(state__in=[other for other in states if other != states.CLEARED])
         return self.active().filter(state=state)
+
+    def matching(self, *, node: str = "", rule: str = "", severity: str = "") -> Self:
+        """Select by those values that are given.
+
+        A node or a rule has few entries, a severity has a good part of all: without statistics SQLite may read those.
+        """
+        rows = self.filter(**{name: value for name, value in (("node", node), ("rule", rule)) if value})
+        if severity and (node or rule):
+            return rows.exclude(severity__in=[other for other in SEVERITIES if other != severity])
+        return rows.filter(severity=severity) if severity else rows
 
     def open(self) -> Self:
         return self.in_state(HealthEntry.EntryState.OPEN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -11,6 +10,7 @@ from django.views.decorators.http import require_safe
 from console.pages.health.page import EntryRow
 from nodes.health.rules.rule import SEVERITIES
 from nodes.models import HealthEntry
+from nodes.models.health import HealthEntryQuerySet
 from nodes.monitoring.site_rules import rules_in_force
 from nodes.remediation.entry_lists import EntryList
 from portal.access import sees_all, user_of
@@ -29,7 +29,7 @@ _ORDER = SortOrder("id", descending=True)
 def index(request: HttpRequest) -> HttpResponse:
     wanted, rules, shows_text = search_of(request.GET), rules_in_force(), sees_all(user_of(request))
     rows = _in_state(wanted.get("state", ""))
-    rows = rows.filter(**{name: value for name, value in wanted.items() if name != "state"})
+    rows = rows.matching(**{name: value for name, value in wanted.items() if name != "state"})
     rows = rows.select_related("gpu", "order", "decided_by").defer("progress")
     found = page_or_first(rows, _ORDER, cursor=request.GET.get("after"), limit=ROWS)
     context = {
@@ -45,7 +45,7 @@ def index(request: HttpRequest) -> HttpResponse:
     return render(request, "nodes/health_entries.html", context)
 
 
-def _in_state(state: str) -> QuerySet[HealthEntry]:
+def _in_state(state: str) -> HealthEntryQuerySet:
     if state == WAITING:
         return HealthEntry.objects.waiting()
     return HealthEntry.objects.in_state(state) if state else HealthEntry.objects.all()
