@@ -28,6 +28,7 @@ from jobs.api.failures import postmortem as postmortem_api
 from jobs.api.failures import reliability as reliability_api
 from jobs.api.failures import runbooks as runbooks_api
 from jobs.api.runs import cadence as cadence_api
+from jobs.api.runs import checkpoints as checkpoints_api
 from jobs.api.runs import environment as environment_api
 from jobs.api.runs import logs as logs_api
 from jobs.api.runs import profiles as profiles_api
@@ -68,6 +69,7 @@ api.add_router("/v1/outbox", outbox_api.router)
 api.add_router("/v1/jobs", jobs_api.router)
 api.add_router("/v1/jobs", attach_api.router)
 api.add_router("/v1/jobs", cadence_api.router)
+api.add_router("/v1/jobs", checkpoints_api.router)
 api.add_router("/v1/jobs", environment_api.router)
 api.add_router("/v1/jobs", gpus_api.router)
 api.add_router("/v1/jobs", logs_api.router)

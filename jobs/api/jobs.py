@@ -21,8 +21,6 @@ from jobs.api.request import (
 from jobs.api.shapes import (
     Attempts,
     AttemptShape,
-    CheckpointPage,
-    CheckpointShape,
     CheckShape,
     Events,
     JobDetail,
@@ -31,7 +29,6 @@ from jobs.api.shapes import (
     SpecShape,
     attempt_detail,
     attempt_shape,
-    checkpoint_shape,
     event_shape,
     job_detail,
     job_shape,
@@ -59,7 +56,6 @@ from portal.http.api import (
 from portal.http.openapi import described
 from portal.http.paging import SortOrder
 from portal.http.problems import Problem
-from vigil_core.untrusted import plain
 
 router = Router(tags=["jobs"])
 spec_router = Router(tags=["jobs"])
@@ -121,11 +117,6 @@ class Changes(Schema):
     name: Name | None = None
     tags: list[TagName] | None = Field(None, max_length=50)
     notes: LongText | None = None
-
-
-class Pinning(Schema):
-    model_config = {"extra": "forbid", "strict": True}
-    pinned: bool = Field(description="Protect it from pruning by the trainer and by the project's retention.")
 
 
 class Resumption(Schema):
@@ -343,38 +334,6 @@ def attempts(request: ApiRequest, job_id: int, query: Query[PageQuery]) -> dict[
     """Return the job's attempts. Each submission to the scheduler is one; restarts in place belong to their attempt."""
     found = Attempt.objects.filter(job=job_of(request, job_id)).select_related("resume_from")
     return shaped_page(found, SortOrder("number"), query, attempt_detail)
-
-
-@router.get("/{int:job_id}/checkpoints", response=CheckpointPage, summary="A job's checkpoints, newest step first")
-def checkpoints(request: ApiRequest, job_id: int, query: Query[PageQuery]) -> dict[str, Any]:
-    """Return the checkpoints on disk and past ones, each with its state."""
-    found = job_of(request, job_id).checkpoints.select_related("attempt")
-    return shaped_page(found, SortOrder("step", descending=True), query, checkpoint_shape)
-
-
-@router.patch(
-    "/{int:job_id}/checkpoints/{str:name}",
-    response=CheckpointShape,
-    summary="Pin or unpin a checkpoint",
-    openapi_extra=described(
-        errors={
-            403: NOT_YOURS,
-            404: "No such job that you can see, or no such checkpoint.",
-            409: "The checkpoint no longer exists.",
-        }
-    ),
-)
-def pin(request: ApiRequest, job_id: int, name: str, body: Pinning) -> dict[str, Any]:
-    """Pin or unpin a checkpoint. A pinned checkpoint stays until the job is deleted.
-
-    `name` is as in the list, such as step-400; step-400.g2 always means the one that generation 2 wrote.
-    """
-    job = job_of(request, job_id, "change")
-    checkpoint = job.checkpoints.by_name(plain(name)).first()
-    if checkpoint is None:
-        raise Problem(404, f"#{job_id} has no checkpoint {name[:80]}.")
-    lifecycle.pin(request.auth, job, checkpoint, pinned=body.pinned)
-    return checkpoint_shape(job.checkpoints.select_related("attempt").get(pk=checkpoint.pk))
 
 
 @router.get("/{int:job_id}/events", response=Events, summary="A job's events, in order of arrival")
